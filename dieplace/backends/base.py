@@ -1,0 +1,135 @@
+"""The one seam between dieplace and a vendor: read this first.
+
+A backend is one class with the groups of methods it can honour; `groups` names them. Callers ask
+`backend.groups`, and `require(backend, group)` raises Unsupported with the backend's own reason otherwise.
+Rules: vendor imports only inside their backend; plain data out, never vendor handles; every number carries its
+origin (`Figure.origin`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from dieplace.errors import Unsupported
+from dieplace.machine import Card, Device, Domain, Machine
+from dieplace.modes import Mode
+from dieplace.workload import Workload
+
+GROUPS = ("always", "partitioning", "memory", "execution")
+
+
+@dataclass(frozen=True)
+class Availability:
+    """A probe's answer: yes, or why not and what to do; `versions` are those of the vendor parts found."""
+
+    available: bool
+    reason: str
+    hint: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Something that keeps a card busy.
+
+    `kind` is `compute` (attached to KFD: blocks a compute set), `drm` (open render or card node: blocks unload),
+    `ghost` (KFD entry with no open descriptor: gone only when the process exits), `module` (a kernel module) or
+    `unreadable` (present but not inspectable: the view is incomplete).
+    """
+
+    kind: str
+    pid: int | None
+    name: str | None
+    devices: tuple[str, ...] = ()
+    vram_bytes: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Everything found to hold the node, and why the view may be incomplete (empty means complete)."""
+
+    holders: tuple[Holder, ...]
+    incomplete: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One piece of memory: `address` as the executing device sees it, its home domain and class."""
+
+    address: int
+    nbytes: int
+    domain: str
+    memory_class: str  # "coarse", "fine", "uncached", "host"
+    token: Any = None  # the backend's own handle, opaque to callers
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where an allocation's bytes are: bytes per domain, how that is known, and any caveat."""
+
+    bytes_by_domain: dict[str, int]
+    evidence: str  # "declared", "accounted" or "probed"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time of one workload: samples in ns where measured, or value and range in ns where modelled."""
+
+    origin: str  # "measured" or "modelled"
+    samples_ns: tuple[float, ...] = ()
+    value_ns: float | None = None
+    range_ns: tuple[float, float] | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """always: everyone has these."""
+
+    name: str
+    groups: frozenset[str]
+
+    def probe(self) -> Availability: ...
+    def snapshot(self) -> Machine: ...
+    def stamp(self) -> tuple[str | None, str | None]: ...
+
+
+class Partitioning(Protocol):
+    """amd, emulated."""
+
+    def modes(self, card: Card) -> tuple[Mode, ...]: ...
+    def mode(self, card: Card) -> Mode | None: ...
+    def set_mode(self, card: Card, mode: Mode) -> None: ...
+    def holders(self, card: Card | None = None) -> Holders: ...
+
+
+class MemoryBackend(Protocol):
+    """amd, nvidia, cpu, emulated."""
+
+    def allocate(self, domain: Domain, nbytes: int, memory_class: str, *, device: Device) -> Allocation: ...
+    def free(self, allocation: Allocation) -> None: ...
+    def locate(self, allocations: Sequence[Allocation]) -> Location: ...
+
+
+class Execution(Protocol):
+    """amd, nvidia, emulated."""
+
+    def launch(self, workload: Workload, device: Device) -> None: ...
+    def synchronize(self, device: Device) -> None: ...
+    def time(self, workload: Workload, device: Device) -> Timing: ...
+
+
+def require(backend: Backend, group: str) -> Any:
+    """The backend itself when it has `group`; Unsupported with its reason otherwise."""
+    if group in backend.groups:
+        return backend
+    raise Unsupported(
+        f"the {backend.name} backend has no {group}",
+        hint=f"it offers {', '.join(sorted(backend.groups))}",
+        backend=backend.name,
+        group=group,
+    )

@@ -1,0 +1,239 @@
+"""What there is: an immutable snapshot of a node, its cards, logical devices, memory domains and links.
+
+Plain data only. `Machine` adds the questions; verbs that change things (`plan`, `allocate`, ...) are thin calls
+into `partition.py` and `memory.py` through the snapshot's session, which is never serialised.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dieplace.errors import NoSuchDevice, StaleMachine, Unsupported, UsageError
+from dieplace.modes import Mode
+
+if TYPE_CHECKING:
+    from dieplace.backends.base import Backend
+
+SCHEMA = "dieplace/machine/1"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number with its origin: `measured`, `reported` (a driver said so) or `modelled`; None needs a why."""
+
+    value: float | None
+    origin: str
+    source: str = ""
+    why: str | None = None
+
+
+@dataclass(frozen=True)
+class Card:
+    """One physical GPU package; the key is (PCI domain, bus, device), never an index or a UUID."""
+
+    id: str  # gpuN in BDF order
+    bdf: str  # dddd:bb:dd.0
+    part: str | None  # "MI355X", or None with part_why
+    device_id: int | None
+    xccs: int | None
+    cus: int | None
+    hbm_bytes: int | None
+    mode: Mode | None
+    dies: int | None  # IODs with memory of their own; None where not read
+    stacks_per_die: int | None = None
+    unique_id: str | None = None
+    uuid: str | None = None
+    numa_node: int | None = None
+    hive: str | None = None
+    gfx: str | None = None
+    whys: dict[str, str] = field(default_factory=dict)  # field name -> why it is None
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Memory with one locality: `gpuN/memK` spanning `dies` of one card, or `host/nodeK`."""
+
+    id: str
+    card: str | None
+    dies: tuple[int, ...]
+    total_bytes: int | None
+    numa_node: int | None = None
+    aliases: tuple[str, ...] = ()
+    whys: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A logical device, `gpuN/pM`: something that launches kernels."""
+
+    id: str
+    card: str
+    partition: int
+    bdf: str
+    xccs: int | None
+    cus: int | None
+    memory_limit_bytes: int | None
+    domain: str | None  # the domain its default allocations go to
+    whole_card: bool
+    local_guaranteed: bool  # the domain spans exactly the device's own die(s)
+    dies: tuple[int, ...] = ()
+    kfd_node: int | None = None
+    gpu_id: int | None = None
+    render_node: str | None = None  # /dev/dri/renderD128
+    numa_node: int | None = None
+    runtime_index: int | None = None  # predicted HIP or CUDA index under the visibility variables
+    unique_id: str | None = None
+    aliases: tuple[str, ...] = ()
+    whys: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Link:
+    """From one device to another, or to a host domain, as the driver reports it; directions are separate links."""
+
+    initiator: str
+    target: str
+    kind: str  # "same-card", "xgmi", "pcie", "nvlink", "unknown"
+    weight: int | None
+    bandwidth: Figure
+    latency: Figure
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Immutable snapshot of a node plus an unserialised session with its backend.
+
+    `source` is `live`, `emulated` or `replayed`. `stamp` is (boot id, KFD generation id) at discovery:
+    `check_fresh()` raises StaleMachine when the node has changed since, whoever changed it.
+    """
+
+    source: str
+    backend: str
+    cards: tuple[Card, ...]
+    devices: tuple[Device, ...]
+    domains: tuple[Domain, ...]
+    links: tuple[Link, ...]
+    notes: tuple[str, ...] = ()  # told plainly: missing nodes, unreadable files, unset variables applied
+    stamp: tuple[str | None, str | None] = (None, None)
+    host: dict[str, Any] = field(default_factory=dict)
+    session: Backend | None = field(default=None, compare=False, repr=False)
+
+    def card(self, name: str) -> Card:
+        """The card called `gpuN`; NoSuchDevice lists what there is."""
+        return _find(self.cards, name, "card")
+
+    def device(self, name: str) -> Device:
+        """The logical device called `gpuN/pM`, or by an alias such as `gpuN`."""
+        return _find(self.devices, name, "device")
+
+    def domain(self, name: str) -> Domain:
+        """The domain called `gpuN/memK`, `gpuN/dieK` or `host/nodeK`."""
+        return _find(self.domains, name, "domain")
+
+    def devices_of(self, card: str) -> tuple[Device, ...]:
+        """The logical devices of one card, in partition order."""
+        return tuple(d for d in self.devices if d.card == card)
+
+    def domains_of(self, card: str) -> tuple[Domain, ...]:
+        """The memory domains of one card, in range order."""
+        return tuple(d for d in self.domains if d.card == card)
+
+    def require_session(self, verb: str) -> Backend:
+        """The backend session, after a freshness check; a loaded or replayed snapshot raises Unsupported."""
+        if self.session is None:
+            raise Unsupported(
+                f"cannot {verb}: this machine was loaded from a file or recording, there is nothing to act on",
+                hint="discover a live or emulated machine",
+            )
+        self.check_fresh()
+        return self.session
+
+    def check_fresh(self) -> None:
+        """Raise StaleMachine when boot id or KFD generation id differ from those at discovery."""
+        if self.session is None:
+            return
+        now = self.session.stamp()
+        if now != self.stamp:
+            raise StaleMachine(
+                f"the node changed since it was discovered (stamp was {self.stamp}, is {now})",
+                hint="call dieplace.discover() again and use the new Machine",
+                outcome="stale",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data under the versioned schema; the session is left out."""
+        body = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "session"}
+        return {"schema": SCHEMA, **json.loads(json.dumps(body, default=_plain, allow_nan=False))}
+
+    def save(self, path: str | Path) -> None:
+        """Write the snapshot as versioned JSON."""
+        Path(path).write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Machine:
+        """Rebuild a snapshot; its source becomes `replayed` and it has no session."""
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+            raise UsageError(f"not a machine file: expected schema {SCHEMA}, found {found!r}")
+        try:
+            return cls(
+                source="replayed",
+                backend=data["backend"],
+                cards=tuple(_card(c) for c in data["cards"]),
+                devices=tuple(Device(**_tuples(d)) for d in data["devices"]),
+                domains=tuple(Domain(**_tuples(d)) for d in data["domains"]),
+                links=tuple(_link(x) for x in data["links"]),
+                notes=tuple(data["notes"]),
+                stamp=tuple(data["stamp"]),
+                host=data["host"],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"not a complete machine file: {error}") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> Machine:
+        """Read a snapshot written by `save`; it answers questions and raises Unsupported for the rest."""
+        try:
+            data = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise UsageError(f"{path} is not JSON: {error}") from error
+        return cls.from_json(data)
+
+
+def _find(items: tuple[Any, ...], name: str, what: str) -> Any:
+    for item in items:
+        if item.id == name or name in getattr(item, "aliases", ()):
+            return item
+    known = [item.id for item in items]
+    shown = ", ".join(known[:8]) + (f", ... {known[-1]}" if len(known) > 8 else "")
+    raise NoSuchDevice(
+        f"no {what} {name!r} on this machine", hint=f"there is {shown or 'none'}", asked=name, known=known
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mode):
+        return str(value)
+    return asdict(value)
+
+
+def _tuples(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+
+
+def _card(data: dict[str, Any]) -> Card:
+    mode = data["mode"]
+    if isinstance(mode, dict):
+        mode = Mode(**mode)
+    elif mode is not None:
+        mode = Mode.parse(mode)
+    return Card(**{**data, "mode": mode})
+
+
+def _link(data: dict[str, Any]) -> Link:
+    return Link(**{**data, "bandwidth": Figure(**data["bandwidth"]), "latency": Figure(**data["latency"])})

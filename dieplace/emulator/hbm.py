@@ -1,0 +1,463 @@
+"""Emulated HBM: sparse host memory in which every 4 KiB page has a home die.
+
+Memory is handed out in whole 2 MiB objects of one domain, as the driver's VMM granularity suggests. Each block is a
+private no-reserve mapping, so hundreds of gigabytes cost address space and no RAM until they are written. Addresses
+are real host addresses: a tensor's `data_ptr()` is the address that emulated kernels and `die_of` see.
+
+Where a page lives follows memory-locality measurements on MI350 (FLEET, `benchmark/aid_remote_hbm`): a domain over
+both dies (NPS1) hashes 4 KiB physical pages about 50/50, stable across launches; a domain of one die (NPS2) keeps
+every page there. Physical object numbers are handed out lowest first, so equal allocation orders give equal homes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dieplace.errors import DomainFull, NoSuchDevice, PlacementError, UsageError
+from dieplace.machine import Domain
+
+if TYPE_CHECKING:
+    import torch
+
+OBJECT_BYTES = 2 << 20
+PAGE_BYTES = 4096
+NOT_HBM = -1
+MEMORY_CLASSES = ("coarse", "fine", "uncached")
+_PAGES_PER_OBJECT = OBJECT_BYTES // PAGE_BYTES
+# Python names MAP_NORESERVE only from 3.13 on; 0x4000 is the value of x86-64 and arm64 Linux (asm-generic/mman.h).
+_MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One allocation: `nbytes` asked, `reserved_bytes` taken in 2 MiB objects.
+
+    `homes` is the pattern of domain ids that repeats over the block's objects: one id, or eight for interleave-k/8.
+    """
+
+    id: int
+    address: int
+    nbytes: int
+    reserved_bytes: int
+    role: str
+    name: str
+    memory_class: str
+    homes: tuple[str, ...]
+    device: str | None = None
+
+
+@dataclass
+class _Live:
+    """A block's backing: the mapping, and for each 2 MiB object its domain index and physical object number."""
+
+    block: Block
+    bytes_view: npt.NDArray[np.uint8]
+    domain_of_object: npt.NDArray[np.int16]
+    physical: npt.NDArray[np.int64]
+    views: int = 0
+    owned: bool = True
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Block starts in order and, flattened over all blocks, each object's domain and physical number."""
+
+    starts: npt.NDArray[np.uint64]
+    ends: npt.NDArray[np.uint64]
+    first_object: npt.NDArray[np.int64]
+    domain: npt.NDArray[np.int16]
+    physical: npt.NDArray[np.int64]
+    block_ids: npt.NDArray[np.int64]
+
+
+class EmulatedHBM:
+    """The HBM domains of an emulated node: allocate, free, move, and ask where any address lives.
+
+    `device_limits` caps what one logical device may allocate in all, as KFD charges each partition (amdgpu_amdkfd.c,
+    `amdgpu_amdkfd_reserve_mem_limit`); an allocation that names no device is charged to none.
+    """
+
+    def __init__(self, domains: Sequence[Domain], *, device_limits: Mapping[str, int] | None = None) -> None:
+        unknown = [d.id for d in domains if d.total_bytes is None]
+        if unknown:
+            raise UsageError(f"cannot emulate HBM of unknown size: {', '.join(unknown)}", hint="give total_bytes")
+        self.domains = tuple(domains)
+        self._index = {name: i for i, d in enumerate(self.domains) for name in (d.id, *d.aliases)}
+        self._free_objects = [np.ones(int(d.total_bytes or 0) // OBJECT_BYTES, dtype=bool) for d in self.domains]
+        self._limits = dict(device_limits or {})
+        self._charged: dict[str, int] = {}
+        self._live: dict[int, _Live] = {}
+        self._next_id = 1
+        self._lock = threading.Lock()
+        # Finalizers may run inside any of our own methods (garbage collection), so they only note what is to be done.
+        self._dropped: deque[tuple[int, str]] = deque()
+        self._table: _Table | None = None
+
+    # -- accounting ------------------------------------------------------------------------------------------------
+
+    def total_bytes(self, domain: str) -> int:
+        """Bytes of the domain in whole 2 MiB objects."""
+        return len(self._free_objects[self._domain(domain)]) * OBJECT_BYTES
+
+    def free_bytes(self, domain: str) -> int:
+        """Bytes of the domain that no live block holds."""
+        index = self._domain(domain)
+        with self._lock:
+            self._drain()
+            return int(self._free_objects[index].sum()) * OBJECT_BYTES
+
+    def used_bytes(self, domain: str) -> int:
+        """Bytes of the domain held by live blocks, in whole 2 MiB objects."""
+        return self.total_bytes(domain) - self.free_bytes(domain)
+
+    def charged_bytes(self, device: str) -> int:
+        """Bytes charged to one logical device."""
+        with self._lock:
+            self._drain()
+            return self._charged.get(device, 0)
+
+    def blocks(self) -> tuple[Block, ...]:
+        """All live blocks in order of allocation."""
+        with self._lock:
+            self._drain()
+            return tuple(self._live[key].block for key in sorted(self._live))
+
+    # -- allocate, free, move --------------------------------------------------------------------------------------
+
+    def allocate(
+        self,
+        domain: str | Sequence[str],
+        nbytes: int,
+        *,
+        role: str,
+        name: str = "",
+        memory_class: str = "coarse",
+        device: str | None = None,
+    ) -> Block:
+        """Allocate `nbytes` (rounded up to 2 MiB objects) in a domain, or over a repeating pattern of domains.
+
+        Raises DomainFull (asked_bytes, free_bytes, total_bytes, domain) with nothing taken, NoSuchDevice for an
+        unknown domain, UsageError for a size below 1 or an unknown memory class.
+        """
+        if nbytes < 1:
+            raise UsageError(f"cannot allocate {nbytes} bytes", hint="ask for at least 1")
+        if memory_class not in MEMORY_CLASSES:
+            raise UsageError(f"no memory class {memory_class!r}", hint=f"one of {', '.join(MEMORY_CLASSES)}")
+        homes, wanted = self._wanted(domain, -(-nbytes // OBJECT_BYTES))
+        reserved = len(wanted) * OBJECT_BYTES
+        with self._lock:
+            self._drain()
+            self._check_limit(device, reserved)
+            self._check_room(wanted)
+            view = _map(reserved)
+            physical = self._take(wanted)
+            block = Block(
+                id=self._next_id,
+                address=view.ctypes.data,
+                nbytes=nbytes,
+                reserved_bytes=reserved,
+                role=role,
+                name=name,
+                memory_class=memory_class,
+                homes=homes,
+                device=device,
+            )
+            self._next_id += 1
+            self._live[block.id] = _Live(block, view, wanted, physical)
+            if device is not None:
+                self._charged[device] = self._charged.get(device, 0) + reserved
+            self._table = None
+            return block
+
+    def free(self, block: Block) -> None:
+        """Give the block back; while tensors view it the bytes stay taken, and return with the last of them."""
+        with self._lock:
+            self._drain()
+            live = self._live.get(block.id)
+            if live is None or not live.owned:
+                raise UsageError(f"block {block.id} ({block.name or block.role}) is already free", hint="free it once")
+            live.owned = False
+            self._release_if_unused(block.id)
+
+    def free_later(self, block: Block) -> None:
+        """`free` for finalizers: takes no lock, acts before the next call; a block already free is left alone."""
+        self._dropped.append((block.id, "owner"))
+
+    def move(self, block: Block, domain: str | Sequence[str]) -> Block:
+        """Give the block another home under the same address (a VMM remap); contents and views stay valid.
+
+        The new backing is taken before the old is given back, as a remap on a device needs, so a move between full
+        domains raises DomainFull and changes nothing.
+        """
+        homes, wanted = self._wanted(domain, block.reserved_bytes // OBJECT_BYTES)
+        with self._lock:
+            self._drain()
+            live = self._live_of(block)
+            self._check_room(wanted)
+            physical = self._take(wanted)
+            self._give(live)
+            live.domain_of_object, live.physical = wanted, physical
+            live.block = replace(live.block, homes=homes)
+            self._table = None
+            return live.block
+
+    # -- views -----------------------------------------------------------------------------------------------------
+
+    def array(self, block: Block) -> npt.NDArray[np.uint8]:
+        """The block's bytes as a numpy view, shape (nbytes,), which pins the block while it lives."""
+        with self._lock:
+            self._drain()
+            live = self._live_of(block)
+            live.views += 1
+            lease = _Lease(live.bytes_view, live.block.nbytes)
+        weakref.finalize(lease, self._dropped.append, (block.id, "view")).atexit = False
+        return np.asarray(lease)
+
+    def tensor(
+        self, block: Block, dtype: torch.dtype | None = None, shape: Sequence[int] | None = None, offset_bytes: int = 0
+    ) -> torch.Tensor:
+        """A CPU tensor over the block's memory from `offset_bytes` on; default uint8 of shape (nbytes,)."""
+        import torch
+
+        flat = torch.from_numpy(self.array(block))[offset_bytes:]
+        wanted = dtype or torch.uint8
+        if shape is not None:
+            need = int(np.prod(shape, dtype=np.int64)) * wanted.itemsize
+            if need > flat.numel():
+                raise UsageError(
+                    f"a view of {need} bytes at offset {offset_bytes} does not fit a block of {block.nbytes} bytes"
+                )
+            flat = flat[:need]
+        typed = flat if wanted == torch.uint8 else flat.view(wanted)
+        return typed if shape is None else typed.view(tuple(shape))
+
+    def empty(
+        self, shape: Sequence[int], dtype: torch.dtype, domain: str | Sequence[str], *, role: str, **options: Any
+    ) -> torch.Tensor:
+        """A tensor that owns its block: the block is freed when the last tensor over its storage is gone."""
+        nbytes = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        block = self.allocate(domain, nbytes, role=role, **options)
+        try:
+            return self.tensor(block, dtype, shape)
+        finally:
+            self.free(block)  # the view keeps it alive
+
+    # -- where is it -----------------------------------------------------------------------------------------------
+
+    def die_of(self, addresses: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
+        """Home die of each address, as an index on its card; NOT_HBM for anything that is no live block."""
+        table, slot, home, known = self._look_up(addresses)
+        dies = np.full(home.shape, NOT_HBM, dtype=np.int8)
+        page_in_object = (slot.offset % OBJECT_BYTES) // PAGE_BYTES
+        page = table.physical[slot.object] * _PAGES_PER_OBJECT + page_in_object if known.any() else page_in_object
+        for index, domain in enumerate(self.domains):
+            here = known & (home == index)
+            if domain.dies and here.any():
+                dies[here] = _die_of_page(page[here], index, domain.dies)
+        return dies
+
+    def domain_of(self, addresses: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
+        """Index into `domains` of each address's home; NOT_HBM where there is none."""
+        _, _, home, _ = self._look_up(addresses)
+        return home
+
+    def block_at(self, address: int) -> Block | None:
+        """The live block that covers an address, or None."""
+        with self._lock:
+            self._drain()
+            table = self._tables()
+        at = int(np.searchsorted(table.starts, np.uint64(address), side="right")) - 1
+        if at < 0 or address >= int(table.ends[at]):
+            return None
+        live = self._live.get(int(table.block_ids[at]))
+        return live.block if live else None
+
+    def bytes_by_domain(self, block: Block) -> dict[str, int]:
+        """Bytes of the block (as asked, not as reserved) in each domain."""
+        with self._lock:
+            self._drain()
+            homes = self._live_of(block).domain_of_object
+        sizes = np.full(len(homes), OBJECT_BYTES, dtype=np.int64)
+        sizes[-1] = block.nbytes - (len(homes) - 1) * OBJECT_BYTES
+        return {self.domains[i].id: int(sizes[homes == i].sum()) for i in np.unique(homes)}
+
+    def bytes_by_die(self, block: Block) -> dict[int, int]:
+        """Bytes of the block on each die of its card, counted page by page (the last page in part)."""
+        counts: dict[int, int] = {}
+        pages = -(-block.nbytes // PAGE_BYTES)
+        for first in range(0, pages, 1 << 20):
+            index = np.arange(first, min(pages, first + (1 << 20)), dtype=np.uint64)
+            dies, number = np.unique(self.die_of(np.uint64(block.address) + index * PAGE_BYTES), return_counts=True)
+            for die, n in zip(dies.tolist(), number.tolist(), strict=True):
+                counts[die] = counts.get(die, 0) + n * PAGE_BYTES
+        last = int(self.die_of(np.array([block.address + block.nbytes - 1], dtype=np.uint64))[0])
+        counts[last] -= pages * PAGE_BYTES - block.nbytes
+        return dict(sorted(counts.items()))
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _domain(self, name: str) -> int:
+        if name not in self._index:
+            known = [d.id for d in self.domains]
+            raise NoSuchDevice(f"no domain {name!r} here", hint=f"there is {', '.join(known)}", asked=name, known=known)
+        return self._index[name]
+
+    def _wanted(self, domain: str | Sequence[str], objects: int) -> tuple[tuple[str, ...], npt.NDArray[np.int16]]:
+        names = (domain,) if isinstance(domain, str) else tuple(domain)
+        if not names:
+            raise UsageError("an interleave pattern needs at least one domain")
+        pattern = np.array([self._domain(n) for n in names], dtype=np.int16)
+        homes = tuple(self.domains[i].id for i in pattern)
+        return homes, np.resize(pattern, objects)
+
+    def _check_limit(self, device: str | None, reserved: int) -> None:
+        if device is None or device not in self._limits:
+            return
+        free = self._limits[device] - self._charged.get(device, 0)
+        if reserved > free:
+            total = self._limits[device]
+            raise _full(f"the memory limit of {device}", reserved, free, total, device)
+
+    def _check_room(self, wanted: npt.NDArray[np.int16]) -> None:
+        for index, count in zip(*np.unique(wanted, return_counts=True), strict=True):
+            free = int(self._free_objects[index].sum())
+            if count > free:
+                total = len(self._free_objects[index]) * OBJECT_BYTES
+                name = self.domains[index].id
+                raise _full(name, int(count) * OBJECT_BYTES, free * OBJECT_BYTES, total, name)
+
+    def _take(self, wanted: npt.NDArray[np.int16]) -> npt.NDArray[np.int64]:
+        physical = np.empty(len(wanted), dtype=np.int64)
+        for index in np.unique(wanted):
+            where = np.flatnonzero(wanted == index)
+            chosen = np.flatnonzero(self._free_objects[index])[: len(where)]
+            self._free_objects[index][chosen] = False
+            physical[where] = chosen
+        return physical
+
+    def _give(self, live: _Live) -> None:
+        for index in np.unique(live.domain_of_object):
+            self._free_objects[index][live.physical[live.domain_of_object == index]] = True
+
+    def _live_of(self, block: Block) -> _Live:
+        live = self._live.get(block.id)
+        if live is None:
+            raise PlacementError(f"block {block.id} ({block.name or block.role}) is free", hint="allocate it again")
+        return live
+
+    def _release_if_unused(self, block_id: int) -> None:
+        live = self._live[block_id]
+        if live.owned or live.views:
+            return
+        self._give(live)
+        if live.block.device is not None:
+            self._charged[live.block.device] -= live.block.reserved_bytes
+        del self._live[block_id]
+        self._table = None
+
+    def _drain(self) -> None:
+        while self._dropped:
+            block_id, what = self._dropped.popleft()
+            live = self._live.get(block_id)
+            if live is None:
+                continue
+            if what == "view":
+                live.views -= 1
+            else:
+                live.owned = False
+            self._release_if_unused(block_id)
+
+    def _tables(self) -> _Table:
+        if self._table is None:
+            lives = sorted(self._live.values(), key=lambda live: live.block.address)
+            starts = np.array([x.block.address for x in lives], dtype=np.uint64)
+            counts = np.array([len(x.physical) for x in lives], dtype=np.int64)
+            self._table = _Table(
+                starts=starts,
+                ends=starts + np.array([x.block.nbytes for x in lives], dtype=np.uint64),
+                first_object=np.concatenate([[0], np.cumsum(counts)])[:-1].astype(np.int64),
+                domain=np.concatenate([x.domain_of_object for x in lives]) if lives else np.empty(0, np.int16),
+                physical=np.concatenate([x.physical for x in lives]) if lives else np.empty(0, np.int64),
+                block_ids=np.array([x.block.id for x in lives], dtype=np.int64),
+            )
+        return self._table
+
+    def _look_up(
+        self, addresses: npt.NDArray[Any]
+    ) -> tuple[_Table, _Slot, npt.NDArray[np.int16], npt.NDArray[np.bool_]]:
+        with self._lock:
+            self._drain()
+            table = self._tables()
+        asked = np.asarray(addresses).astype(np.uint64)
+        home = np.full(asked.shape, NOT_HBM, dtype=np.int16)
+        if not len(table.starts):
+            empty = np.zeros(asked.shape, dtype=np.int64)
+            return table, _Slot(empty, empty), home, np.zeros(asked.shape, dtype=bool)
+        at = np.searchsorted(table.starts, asked, side="right").astype(np.int64) - 1
+        known = (at >= 0) & (asked < table.ends[np.maximum(at, 0)])
+        at = np.where(known, at, 0)
+        offset = np.where(known, asked - table.starts[at], 0).astype(np.int64)
+        slot = _Slot(offset, table.first_object[at] + offset // OBJECT_BYTES)
+        home[known] = table.domain[slot.object[known]]
+        return table, slot, home, known
+
+
+@dataclass(frozen=True)
+class _Slot:
+    offset: npt.NDArray[np.int64]
+    object: npt.NDArray[np.int64]
+
+
+class _Lease:
+    """What a view holds on to: keeps the mapping, and its end tells the HBM that the view is gone."""
+
+    def __init__(self, backing: npt.NDArray[np.uint8], nbytes: int) -> None:
+        self.backing = backing
+        self.__array_interface__ = {**backing[:nbytes].__array_interface__, "shape": (nbytes,)}
+
+
+def _map(nbytes: int) -> npt.NDArray[np.uint8]:
+    """A 2 MiB aligned sparse mapping of `nbytes`; the array keeps it alive."""
+    try:
+        mapping = mmap.mmap(-1, nbytes + OBJECT_BYTES, flags=_MAP_FLAGS)
+    except OSError as error:
+        raise PlacementError(
+            f"the host refused a sparse mapping of {nbytes} bytes: {error.strerror}",
+            hint="raise the address-space limit (ulimit -v) or set vm.overcommit_memory to 0 or 1",
+        ) from error
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        mapping.madvise(mmap.MADV_NOHUGEPAGE)  # one byte touched must not cost 2 MiB of RAM
+    whole = np.frombuffer(mapping, dtype=np.uint8)
+    skip = -whole.ctypes.data % OBJECT_BYTES
+    return whole[skip : skip + nbytes]
+
+
+def _die_of_page(page: npt.NDArray[np.int64], domain: int, dies: tuple[int, ...]) -> npt.NDArray[np.int8]:
+    if len(dies) == 1:
+        return np.full(page.shape, dies[0], dtype=np.int8)
+    # splitmix64 finaliser: the real hash is not public, only that pages of 4 KiB fall about evenly and stay put.
+    mixed = page.astype(np.uint64) + np.uint64(((domain + 1) * 0x9E3779B97F4A7C15) % (1 << 64))
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return np.array(dies, dtype=np.int8)[(mixed % np.uint64(len(dies))).astype(np.int64)]
+
+
+def _full(what: str, asked: int, free: int, total: int, domain: str) -> DomainFull:
+    return DomainFull(
+        f"cannot allocate {asked} bytes in {what}: {free} of {total} bytes are free",
+        hint="free something, place less there, or allow spill='peer'",
+        asked_bytes=asked,
+        free_bytes=free,
+        total_bytes=total,
+        domain=domain,
+    )

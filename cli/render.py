@@ -1,0 +1,281 @@
+"""The only code that prints: answers to stdout, everything else to stderr.
+
+One command gives one answer: `answer(ctx, schema, payload, table=...)`. JSON is exactly one value, also for errors;
+JSON and CSV never pass through a terminal library. Tables are plain text of at most 80 columns.
+Colours: NO_COLOR wins over FORCE_COLOR; without either only a terminal gets them (no-color.org, force-color.org).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import click
+
+from dieplace.cli.options import OFF_WORDS, settings
+from dieplace.cli.table import Table, layout, plain
+from dieplace.errors import Declined, DieplaceError, UsageError
+
+Body = Iterable[Table | str]
+
+
+def answer(
+    ctx: click.Context,
+    schema: str,
+    payload: Mapping[str, Any],
+    *,
+    table: Callable[[], Body],
+    source: str | None = None,
+    ok: bool = True,
+    svg: Callable[[], str] | None = None,
+) -> None:
+    """Print the command's one answer in the form that was asked for.
+
+    `schema` is "list/1" (printed as dieplace/list/1); `payload` is plain data; `table` gives tables and lines of
+    text and is called for table and CSV output only (CSV prints the raw values of every Table); `source` is
+    `machine.source`. Call it once a run. An answer that says no: `answer(..., ok=False)`, then `ctx.exit(1)`.
+    """
+    form = settings(ctx).output
+    if form == "json":
+        value = {"schema": f"dieplace/{schema}", "source": source, "ok": ok, **payload}
+        emit(to_json(value))
+    elif form == "csv":
+        emit(to_csv(table()))
+    elif form == "svg":
+        if svg is None:
+            raise UsageError(f"`{ctx.command_path}` has no drawing", hint="only `dieplace topo` takes -o svg")
+        emit(svg())
+    else:
+        emit(to_text(table(), bold=_colours(sys.stdout), width=_width()))
+    settings(ctx).answered = True
+
+
+def to_json(value: Any) -> str:
+    """One strict JSON value, ASCII, ending in a newline; a number that JSON cannot hold becomes null with a why."""
+    return json.dumps(_strict(value), indent=2, allow_nan=False, default=_as_data) + "\n"
+
+
+def to_csv(body: Body) -> str:
+    """Every table of the answer as CSV with a header of keys; several tables are parted by an empty line."""
+    parts = []
+    for table in body:
+        if isinstance(table, Table):
+            text = io.StringIO()
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow([column.key for column in table.columns])
+            writer.writerows([_cell(row.get(column.key)) for column in table.columns] for row in table.rows)
+            parts.append(text.getvalue())
+    return "\n".join(parts)
+
+
+def to_text(body: Body, *, bold: bool = False, width: int = 80) -> str:
+    """Tables and lines as text; lines of text are passed through."""
+    return "".join(layout(part, width=width, bold=bold) if isinstance(part, Table) else f"{part}\n" for part in body)
+
+
+def say(ctx: click.Context, text: str) -> None:
+    """A line of progress on stderr; nothing with -q, and never a failure of the work itself."""
+    if not settings(ctx).quiet:
+        _to_stderr(text)
+
+
+def warn(ctx: click.Context, text: str) -> None:
+    """A warning on stderr; nothing with -q."""
+    say(ctx, f"warning: {text}")
+
+
+def note(text: str) -> None:
+    """A line on stderr that -q does not hide (questions, errors)."""
+    _to_stderr(text)
+
+
+@contextmanager
+def progress(ctx: click.Context, label: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
+    """`with progress(ctx, "building", 12) as step: step("gemv")`: a bar on a terminal, else one line a step."""
+    done = 0
+    live = not settings(ctx).quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+    def step(text: str) -> None:
+        nonlocal done
+        done += 1
+        head = f"{label} {done}/{total}" if total else f"{label} {done}"
+        if live:
+            _raw_stderr(f"\r\x1b[2K{_bar(done, total)}{head} {text}"[:200])
+        else:
+            say(ctx, f"{head} {text}")
+
+    try:
+        yield step
+    finally:
+        if live and done:
+            _raw_stderr("\r\x1b[2K")
+
+
+def confirm(ctx: click.Context, question: str, *, yes: bool) -> None:
+    """Ask once on stderr; `yes` skips the question. Raises Declined on no, or where there is nobody to ask."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Declined("there is no terminal to ask, so nothing was changed", hint="use -y to go on without a question")
+    _raw_stderr(f"{question} [y/N] ")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Declined("the question was answered no, so nothing was changed")
+
+
+def failure(error: DieplaceError, *, as_json: bool, ctx: click.Context | None) -> int:
+    """Print an error and give its exit code; as the one JSON value on stdout unless an answer is out already."""
+    already = bool(ctx and settings(ctx).answered)
+    if as_json and not already:
+        emit(to_json({"schema": "dieplace/error/1", "source": None, "ok": False, "error": error.to_json()}))
+    else:
+        note(f"dieplace: {error.message}")
+        if error.hint:
+            note(f"  {error.hint}")
+    return error.exit_code
+
+
+def usage(text: str, *, as_json: bool) -> int:
+    """A bare group: its help on stderr, exit code 2."""
+    if as_json:
+        return failure(UsageError("no command was given", hint="see: dieplace --help"), as_json=True, ctx=None)
+    note(text)
+    return 2
+
+
+def bug(error: Exception, *, as_json: bool, ctx: click.Context | None) -> int:
+    """A fault of dieplace itself: the traceback on stderr, exit code 70."""
+    note("".join(traceback.format_exception(error)).rstrip())
+    wrapped = DieplaceError(
+        f"a bug in dieplace: {type(error).__name__}: {error}", hint="please report it with the lines above"
+    )
+    return failure(wrapped, as_json=as_json, ctx=ctx)
+
+
+def emit(text: str) -> None:
+    """Write to stdout, in plain characters where the stream cannot encode more; BrokenPipeError passes."""
+    _write(sys.stdout, text)
+    sys.stdout.flush()
+
+
+def prepare_streams() -> None:
+    """Never fail on a character: what a stream cannot encode is replaced (PYTHONIOENCODING=ascii, LC_ALL=C)."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def flush() -> None:
+    """Flush stdout now, so that a closed pipe is seen here and not while Python shuts down."""
+    if sys.stdout is not None and not sys.stdout.closed:
+        sys.stdout.flush()
+
+
+def reader_went_away() -> int:
+    """Point stdout at nothing so that Python's own last flush is quiet; 141 is what SIGPIPE gives in a shell."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        sys.stdout = io.StringIO()
+    return 141
+
+
+def _write(stream: TextIO, text: str) -> None:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except (UnicodeError, LookupError):
+        text = plain(text)
+    stream.write(text)
+
+
+def _to_stderr(text: str) -> None:
+    _raw_stderr(text + "\n")
+
+
+def _raw_stderr(text: str) -> None:
+    try:
+        _write(sys.stderr, text)
+        sys.stderr.flush()
+    except (OSError, ValueError):  # nobody reads our progress: the work goes on
+        sys.stderr = io.StringIO()
+
+
+def _bar(done: int, total: int | None) -> str:
+    if not total:
+        return ""
+    full = min(20, 20 * done // total)
+    return "[" + "#" * full + "." * (20 - full) + "] "
+
+
+def _colours(stream: TextIO) -> bool:
+    if os.environ.get("NO_COLOR"):
+        return False
+    forced = os.environ.get("FORCE_COLOR", "")
+    if forced and forced.lower() not in OFF_WORDS:
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _width() -> int:
+    """80 columns, more only on a terminal that is wider."""
+    if not sys.stdout.isatty():
+        return 80
+    try:
+        return max(80, os.get_terminal_size(sys.stdout.fileno()).columns)
+    except (OSError, ValueError):
+        return 80
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return " ".join(str(item) for item in value)
+    return value
+
+
+def _strict(value: Any) -> Any:
+    """Replace NaN and infinities by null with a why beside them, and keys by text."""
+    if isinstance(value, Mapping):
+        out: dict[str, Any] = {}
+        for key, item in value.items():
+            out[str(key)] = _strict(item)
+            if isinstance(item, float) and not math.isfinite(item):
+                out[f"{key}_why"] = f"not a finite number ({item})"
+        return out
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _as_data(value: Any) -> Any:
+    from dataclasses import asdict, is_dataclass
+
+    from dieplace.modes import Mode
+
+    if isinstance(value, Mode) or not is_dataclass(value):
+        return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
+    return _strict(asdict(value))  # type: ignore[arg-type]
+
+
+def gigabytes(value: int | float | None) -> str:
+    """Bytes as decimal GB with one decimal, `-` for unknown."""
+    return "-" if value is None else f"{value / 1e9:,.1f}"
+
+
+def legend(whys: Mapping[str, str] | Sequence[str]) -> list[str]:
+    """Lines under a table that say why a cell is `-`."""
+    items = [f"{key}: {why}" for key, why in whys.items()] if isinstance(whys, Mapping) else list(whys)
+    return [f"  {item}" for item in dict.fromkeys(items)]

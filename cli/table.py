@@ -1,0 +1,118 @@
+"""Plain text tables that fit a width, and plain spellings of the few other characters that dieplace prints."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+RULE = "─"
+PLAIN = str.maketrans(
+    {
+        "─": "-",
+        "│": "|",
+        "├": "|",
+        "└": "`",
+        "┌": "+",
+        "┐": "+",
+        "┘": "+",
+        "┬": "+",
+        "┴": "+",
+        "┼": "+",
+        "→": "->",
+        "←": "<-",
+        "↔": "<->",
+        "×": "x",
+        "µ": "u",
+        "·": ".",
+        "…": "...",
+        "–": "-",
+        "—": "-",
+        "≤": "<=",
+        "≥": ">=",
+        "±": "+-",
+        "✓": "yes",
+        "✗": "no",
+        "█": "#",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: `key` into the rows (also the CSV header), a header with its unit, alignment, a formatter."""
+
+    key: str
+    header: str
+    right: bool = False
+    show: Callable[[Any], str] | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of raw values by key; None is shown as `-`; `notes` are printed under the table."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Mapping[str, Any]]
+    title: str | None = None
+    notes: Sequence[str] = ()
+
+
+def layout(table: Table, *, width: int = 80, bold: bool = False) -> str:
+    """The table as lines of at most `width` characters; long text columns are wrapped, numbers never are."""
+    cells = [[_text(column, row.get(column.key)) for column in table.columns] for row in table.rows]
+    headers = [column.header for column in table.columns]
+    widths = _fit(headers, cells, table.columns, width)
+    lines = [*textwrap.wrap(table.title, width)] if table.title else []
+    head = _lines(headers, widths, table.columns)
+    lines += [f"\x1b[1m{line}\x1b[0m" if bold else line for line in head]
+    lines.append("  ".join(RULE * w for w in widths))
+    for row in cells:
+        lines += _lines(row, widths, table.columns)
+    for remark in table.notes:
+        lines += textwrap.wrap(remark, width, subsequent_indent="  ") or [""]
+    return "\n".join(lines) + "\n"
+
+
+def plain(text: str) -> str:
+    """The text with box characters, arrows and signs spelled in ASCII; others are left for the stream to replace."""
+    return text.translate(PLAIN)
+
+
+def _text(column: Column, value: Any) -> str:
+    if value is None:
+        return "-"
+    if column.show is not None:
+        return column.show(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return " ".join(str(item) for item in value)
+    return " ".join(str(value).split())
+
+
+def _fit(headers: list[str], cells: list[list[str]], columns: Sequence[Column], width: int) -> list[int]:
+    """Natural widths, then the widest left-aligned column gives way until the row fits."""
+    widths = [max([len(head), *(len(row[i]) for row in cells)]) for i, head in enumerate(headers)]
+    least = [max(4, max((len(word) for word in head.split()), default=4)) for head in headers]
+    while sum(widths) + 2 * (len(widths) - 1) > width:
+        loose = [i for i, column in enumerate(columns) if not column.right and widths[i] > least[i]]
+        loose = loose or [i for i in range(len(widths)) if widths[i] > 4]
+        if not loose:
+            break
+        widths[max(loose, key=lambda i: widths[i])] -= 1
+    return widths
+
+
+def _lines(cells: list[str], widths: list[int], columns: Sequence[Column]) -> list[str]:
+    stacks = [textwrap.wrap(cell, w) or [""] for cell, w in zip(cells, widths, strict=True)]
+    lines = []
+    for depth in range(max(len(stack) for stack in stacks)):
+        parts = [stack[depth] if depth < len(stack) else "" for stack in stacks]
+        padded = [
+            part.rjust(w) if column.right else part.ljust(w)
+            for part, w, column in zip(parts, widths, columns, strict=True)
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return lines

@@ -1,0 +1,138 @@
+"""Stands in for the HIP runtime under FlyDSL's compiled host code: the `mgpu*` entry points as Python callbacks.
+
+FlyDSL's host function computes the grid, packs pointers to the arguments and calls load, get-function and launch. Here
+"loading" reads ISA text, and "launching" builds the kernel-argument block from the metadata and gives a
+`HostLaunch` to the receiver. Callbacks must not raise through C: an exception is kept and raised by `receive`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dieplace.codegen.metadata import KernelResources, read_kernels
+from dieplace.errors import KernelFault
+
+_P, _I32, _I64, _SIZE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t
+_AXES = {"x": 0, "y": 1, "z": 2}
+
+
+@dataclass(frozen=True)
+class HostLaunch:
+    """One kernel launch as the host code asked for it; `kernarg` is the argument block the kernel will read."""
+
+    isa: str
+    resources: KernelResources
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_lds_bytes: int
+    kernarg: bytes
+    stream: int
+
+
+Receiver = Callable[[HostLaunch], None]
+_receiver: ContextVar[Receiver | None] = ContextVar("receiver", default=None)
+_failures: list[BaseException] = []
+_modules: dict[int, str] = {}
+_functions: dict[int, tuple[str, str]] = {}
+
+
+@contextmanager
+def receive(receiver: Receiver) -> Iterator[None]:
+    """Send launches of this context to `receiver`; an exception it raises comes out here."""
+    token = _receiver.set(receiver)
+    _failures.clear()
+    try:
+        yield
+    finally:
+        _receiver.reset(token)
+    if _failures:
+        first = _failures[0]
+        _failures.clear()
+        raise first
+
+
+def _load(text: int, *_: int) -> int:
+    handle = len(_modules) + 1
+    _modules[handle] = ctypes.string_at(text).decode()
+    return handle
+
+
+def _get_function(module: int, name: int) -> int:
+    handle = len(_functions) + 1
+    _functions[handle] = (_modules[module], ctypes.string_at(name).decode())
+    return handle
+
+
+@lru_cache(maxsize=256)
+def _resources(isa: str, name: str) -> KernelResources:
+    return next(kernel for kernel in read_kernels(isa) if kernel.name == name)
+
+
+def _launch(
+    function: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, lds: int, stream: int, params: int, *_: int
+) -> None:
+    try:
+        isa, name = _functions[function]
+        resources = _resources(isa, name)
+        grid, block = (gx, gy, gz), (bx, by, bz)
+        kernarg = argument_block(resources, grid, block, params)
+        receiver = _receiver.get()
+        if receiver is None:
+            raise KernelFault(
+                f"{name} was launched with no emulated device",
+                hint="launch through dieplace.emulator.execution.run",
+            )
+        receiver(HostLaunch(isa, resources, grid, block, lds, kernarg, stream or 0))
+    except BaseException as error:  # C is above us: kept, and raised again by `receive`
+        _failures.append(error)
+
+
+def argument_block(
+    resources: KernelResources, grid: tuple[int, int, int], block: tuple[int, int, int], params: int
+) -> bytes:
+    """The kernel-argument bytes: explicit arguments from `params` (pointers to values), hidden ones computed."""
+    out = bytearray(resources.kernarg_bytes)
+    pointers = ctypes.cast(params or 0, ctypes.POINTER(_P))
+    explicit = 0
+    for argument in resources.args:
+        if argument.kind.startswith("hidden_"):
+            value = _hidden(argument.kind, grid, block)
+            if value is not None:
+                struct.pack_into("<I" if argument.size == 4 else "<H", out, argument.offset, value)
+            continue
+        pointer = pointers[explicit]
+        out[argument.offset : argument.offset + argument.size] = ctypes.string_at(pointer, argument.size)
+        explicit += 1
+    return bytes(out)
+
+
+def _hidden(kind: str, grid: tuple[int, int, int], block: tuple[int, int, int]) -> int | None:
+    """Implicit arguments of code object v5 that depend on the launch; the others stay zero (LLVM AMDGPUUsage)."""
+    if kind.startswith("hidden_block_count_"):
+        return grid[_AXES[kind[-1]]]
+    if kind.startswith("hidden_group_size_"):
+        return block[_AXES[kind[-1]]]
+    if kind == "hidden_grid_dims":
+        return 3 if grid[2] > 1 else 2 if grid[1] > 1 else 1
+    return None
+
+
+# Kept for the life of the process: compiled host code holds their addresses.
+CALLBACKS = {
+    "mgpuModuleLoadJIT": ctypes.CFUNCTYPE(_P, _P, _I32)(_load),
+    "mgpuModuleLoad": ctypes.CFUNCTYPE(_P, _P, _SIZE)(_load),
+    "mgpuModuleUnload": ctypes.CFUNCTYPE(None, _P)(lambda module: None),
+    "mgpuModuleGetFunction": ctypes.CFUNCTYPE(_P, _P, _P)(_get_function),
+    "mgpuLaunchKernel": ctypes.CFUNCTYPE(None, _P, _I64, _I64, _I64, _I64, _I64, _I64, _I32, _P, _P, _P, _SIZE)(
+        _launch
+    ),
+    "mgpuStreamCreate": ctypes.CFUNCTYPE(_P)(lambda: 1),
+    "mgpuStreamDestroy": ctypes.CFUNCTYPE(None, _P)(lambda stream: None),
+    "mgpuStreamSynchronize": ctypes.CFUNCTYPE(None, _P)(lambda stream: None),
+}

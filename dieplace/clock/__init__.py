@@ -1,0 +1,27 @@
+"""The timing model: how long a decode step takes when its memory lies here or there, with parameter sets and ranges.
+
+Nothing in here is measured. `parameters` holds the sets, `equations` the model over a `Workload`, `arms` the placements
+that experiments compare, `ranges` one answer over all sets.
+"""
+
+from dieplace.clock.arms import Placement, arm, arm_names, placement_from_shares
+from dieplace.clock.equations import StageTime, Terms, TokenTime, time_token
+from dieplace.clock.parameters import PARAMETER_SETS, ParameterSet, parameter_set
+from dieplace.clock.ranges import Ranged, over_sets, timing
+
+__all__ = [
+    "PARAMETER_SETS",
+    "ParameterSet",
+    "Placement",
+    "Ranged",
+    "StageTime",
+    "Terms",
+    "TokenTime",
+    "arm",
+    "arm_names",
+    "over_sets",
+    "parameter_set",
+    "placement_from_shares",
+    "time_token",
+    "timing",
+]

@@ -1,0 +1,108 @@
+"""Whether what a kernel wrote agrees with the float64 reference, under the op's tolerance.
+
+Most outputs compare value by value. Where a contract leaves a choice (how attention cuts its splits, which of two
+logits that differ by less than the tolerance wins) the comparison is of what the choice must not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dieplace.kernels import reference_attention
+from dieplace.kernels.reference import Expected, rounded, wide
+from dieplace.kernels.reference_linear import first_largest
+from dieplace.kernels.registry import Call, Tolerance, resolve
+
+_UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """The worst element of one output: `ratio` is |error| / allowed; above 1 (or NaN where none belongs) is wrong."""
+
+    operand: str
+    ratio: float
+    index: tuple[int, ...] = ()
+    found: float = 0.0
+    wanted: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Within tolerance."""
+        return self.ratio <= 1
+
+    def __str__(self) -> str:
+        place = f"{self.operand}{list(self.index)}"
+        return f"{place} is {self.found:.9g}, reference {self.wanted:.9g}, {self.ratio:.3g} x the tolerance"
+
+
+def compare(before: Call, found: Mapping[str, Tensor]) -> list[Deviation]:
+    """One Deviation per output; `before` holds the operands as they were given, `found` what the kernel wrote."""
+    special = _SPECIAL.get(before.op.name)
+    if special:
+        return special(before, found)
+    expected = resolve(before.op.reference)(before.operands, before.attrs)
+    outputs = [spec for spec in before.op.outputs if before.operands[spec.name] is not None]
+    return [worst(spec.name, found[spec.name], expected[spec.name], before.op.tolerance) for spec in outputs]
+
+
+def worst(operand: str, found: Tensor, expected: Expected, tolerance: Tolerance) -> Deviation:
+    """The element that deviates most, in units of what the tolerance allows there."""
+    wanted = wide(rounded(expected.value, found.dtype))
+    got = wide(found)
+    if not got.numel():
+        return Deviation(operand, 0.0)
+    exact = found.dtype not in _UNIT_ROUNDOFF or not (tolerance.rounding or tolerance.accumulation)
+    allowed = torch.zeros_like(got) if exact else _allowed(found.dtype, expected, tolerance)
+    same = (got == wanted) | (torch.isnan(got) & torch.isnan(wanted))
+    error = (got - wide(expected.value)).abs()
+    ratio = torch.where(same, 0.0, torch.where(allowed > 0, error / allowed, torch.inf)).nan_to_num(nan=torch.inf)
+    flat = int(ratio.argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), got.shape))
+    return Deviation(operand, float(ratio.max()), index, float(got[index]), float(wanted[index]))
+
+
+def _allowed(dtype: torch.dtype, expected: Expected, tolerance: Tolerance) -> Tensor:
+    value = wide(expected.value)
+    size = value.abs() if expected.magnitude is None else wide(expected.magnitude)
+    floor = max(tolerance.floor, 2.0**-133 if dtype == torch.bfloat16 else 2.0**-126)
+    allowed = tolerance.rounding * _UNIT_ROUNDOFF[dtype] * value.abs() + tolerance.accumulation * size + floor
+    return allowed.nan_to_num(nan=0.0, posinf=0.0)
+
+
+def _compare_splits(before: Call, found: Mapping[str, Tensor]) -> list[Deviation]:
+    """The merged partials against whole attention; an empty split must hold zeros and -inf so that it cannot weigh."""
+    value, lse, size = reference_attention.attention(before.operands, before.attrs)
+    partial, sums = wide(found["partial"]), wide(found["partial_lse"])
+    merged, total, _ = reference_attention.merge(partial, sums, None)
+    stray = torch.where(torch.isneginf(sums)[..., None], partial, torch.zeros(())).abs()
+    tolerance = before.op.tolerance
+    lse_size = lse.abs().nan_to_num(posinf=0) + 1
+    return [
+        worst("partial", merged.to(torch.float32), Expected(value, size), tolerance),
+        worst("partial_lse", total.to(torch.float32), Expected(lse, lse_size), tolerance),
+        worst("partial", stray.to(torch.float32), Expected(torch.zeros_like(stray)), tolerance),
+    ]
+
+
+def _compare_head(before: Call, found: Mapping[str, Tensor]) -> list[Deviation]:
+    """Logits by value; the token by the kernel's own logits, which the tolerance may order otherwise than float64."""
+    expected = resolve(before.op.reference)(before.operands, before.attrs)
+    own = wide(found["logits"])[:, : before.attrs["vocab"]].nan_to_num(
+        nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf
+    )
+    value, token = first_largest(own)
+    exact = Tolerance(0, 0, "chosen, not computed")
+    return [
+        worst("logits", found["logits"], expected["logits"], before.op.tolerance),
+        worst("value", found["value"], Expected(value), exact),
+        worst("token", found["token"], Expected(token + before.attrs["offset"]), exact),
+    ]
+
+
+_SPECIAL: dict[str, Any] = {"attention_split": _compare_splits, "head_argmax": _compare_head}

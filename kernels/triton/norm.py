@@ -1,0 +1,80 @@
+"""RMSNorm with residual add in both norm orders, and the per-head norm of Qwen3's queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from dieplace.kernels.triton.launch import on_device_of
+
+Operands = Mapping[str, torch.Tensor | None]
+
+
+@triton.jit
+def _rmsnorm(
+    x, residual, weight, out, residual_out, eps, H: tl.constexpr, BH: tl.constexpr, RESIDUAL: tl.constexpr,
+    BEFORE_CAST: tl.constexpr,
+):  # fmt: skip
+    columns = tl.arange(0, BH)
+    inside = columns < H
+    at = tl.program_id(0) * H + columns
+    h = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        h += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        rounded = h.to(tl.bfloat16)
+        tl.store(residual_out + at, rounded, mask=inside)
+        h = rounded.to(tl.float32)
+    # Padding columns are zero, and the mean divides by the true width (issue class of padded norms).
+    r = 1.0 / tl.sqrt_rn(tl.sum(h * h, axis=0) / H + eps)
+    w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if BEFORE_CAST:
+        result = w * (h * r)
+    else:
+        result = w * (h * r).to(tl.bfloat16).to(tl.float32)
+    tl.store(out + at, result.to(tl.bfloat16), mask=inside)
+
+
+@triton.jit
+def _qk_norm(
+    qkv, q_weight, k_weight, eps, Q_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, BD: tl.constexpr
+):
+    head = tl.program_id(1)
+    columns = tl.arange(0, BD)
+    inside = columns < D
+    at = tl.program_id(0) * ROW + head * D + columns
+    h = tl.load(qkv + at, mask=inside, other=0.0).to(tl.float32)
+    r = 1.0 / tl.sqrt_rn(tl.sum(h * h, axis=0) / D + eps)
+    wq = tl.load(q_weight + columns, mask=inside & (head < Q_HEADS), other=0.0).to(tl.float32)
+    wk = tl.load(k_weight + columns, mask=inside & (head >= Q_HEADS), other=0.0).to(tl.float32)
+    result = (wq + wk) * (h * r).to(tl.bfloat16).to(tl.float32)
+    tl.store(qkv + at, result.to(tl.bfloat16), mask=inside)
+
+
+def rmsnorm(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
+    """out(T,H) = rmsnorm(x + residual) * weight; `order` says whether the weight comes before or after the cast."""
+    x, residual, weight = operands["x"], operands.get("residual"), operands["weight"]
+    out, residual_out = operands["out"], operands.get("residual_out")
+    assert x is not None and weight is not None and out is not None
+    tokens, width = x.shape
+    with on_device_of(x, stream):
+        _rmsnorm[(tokens,)](
+            x, x if residual is None else residual, weight, out, out if residual_out is None else residual_out,
+            float(attrs["eps"]), H=width, BH=triton.next_power_of_2(width), RESIDUAL=residual is not None,
+            BEFORE_CAST=attrs["order"] == "before_cast", num_warps=8,
+        )  # fmt: skip
+
+
+def qk_norm(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
+    """Normalise the query and key heads of qkv(T, (HQ+2*HKV)*D) in place, weight after the cast."""
+    qkv, q_weight, k_weight = operands["qkv"], operands["q_weight"], operands["k_weight"]
+    assert qkv is not None and q_weight is not None and k_weight is not None
+    heads, size = attrs["q_heads"] + attrs["kv_heads"], attrs["head_dim"]
+    with on_device_of(qkv, stream):
+        _qk_norm[(qkv.shape[0], heads)](
+            qkv, q_weight, k_weight, float(attrs["eps"]), Q_HEADS=attrs["q_heads"], ROW=qkv.shape[1], D=size,
+            BD=triton.next_power_of_2(size), num_warps=1,
+        )  # fmt: skip

@@ -42,12 +42,16 @@ def settings(ctx: click.Context) -> Settings:
     return root.obj
 
 
-def machine(ctx: click.Context, *, backend: str | None = None) -> Machine:
-    """Discover the machine that `--backend` and `--node` select; `backend` is used where none was named."""
-    from dieplace.discover import discover
+def machine(ctx: click.Context, *, backend: str | None = None, links: bool = True) -> Machine:
+    """Discover the machine that `--backend` and `--node` select; `backend` is used where none was named.
+
+    `links=False` is quicker and leaves `machine.links` empty.
+    """
+    from dieplace.discover import discover, discover_devices
 
     chosen = settings(ctx)
-    return discover(backend=chosen.backend or backend, node=chosen.node)
+    take = discover if links else discover_devices
+    return take(backend=chosen.backend or backend, node=chosen.node)
 
 
 def switch(name: str) -> bool | None:

@@ -35,20 +35,22 @@ def answer(
     table: Callable[[], Body],
     source: str | None = None,
     ok: bool = True,
+    csv_table: Callable[[], Body] | None = None,
     svg: Callable[[], str] | None = None,
 ) -> None:
     """Print the command's one answer in the form that was asked for.
 
     `schema` is "list/1" (printed as dieplace/list/1); `payload` is plain data; `table` gives tables and lines of
-    text and is called for table and CSV output only (CSV prints the raw values of every Table); `source` is
-    `machine.source`. Call it once a run. An answer that says no: `answer(..., ok=False)`, then `ctx.exit(1)`.
+    text and is called for table and CSV output only (CSV prints the raw values of every Table, those of `csv_table`
+    where given); `source` is `machine.source`. Call it once a run. An answer that says no: `answer(..., ok=False)`,
+    then `ctx.exit(1)`.
     """
     form = settings(ctx).output
     if form == "json":
         value = {"schema": f"dieplace/{schema}", "source": source, "ok": ok, **payload}
         emit(to_json(value))
     elif form == "csv":
-        emit(to_csv(table()))
+        emit(to_csv((csv_table or table)()))
     elif form == "svg":
         if svg is None:
             raise UsageError(f"`{ctx.command_path}` has no drawing", hint="only `dieplace topo` takes -o svg")

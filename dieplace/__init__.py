@@ -14,7 +14,7 @@ import importlib
 from typing import Any
 
 # Eager, because a module of the same name exists: a later `import dieplace.discover` would replace a lazy function.
-from dieplace.discover import discover
+from dieplace.discover import discover as discover
 
 __version__ = "0.1.0"
 

@@ -26,7 +26,9 @@ class Sysfs:
     def read(self, name: str, limit_bytes: int = 1 << 16) -> str:
         """Text of a file, stripped of the trailing newline; undecodable bytes are replaced."""
         self._check(name)
-        with self.path(name).open("rb") as file:
+        # O_NONBLOCK: in a broken or hostile recording the name may be a pipe, whose plain open would never return.
+        descriptor = os.open(self.path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
             return file.read(limit_bytes).decode("utf-8", "replace").rstrip("\n")
 
     def read_or_none(self, name: str) -> str | None:
@@ -57,6 +59,11 @@ class Sysfs:
             return self.path(name).exists()
         except OSError:
             return False
+
+    def openable(self, name: str) -> None:
+        """Open a device node for reading and writing as the ROCm runtime does, and close it again."""
+        self._check(name)
+        os.close(os.open(self.path(name), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
 
     def readlink(self, name: str) -> str:
         """The text of a symbolic link."""

@@ -1,0 +1,99 @@
+"""AMD Instinct: discovery from sysfs and KFD; partitioning and memory are in the modules beside this one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dieplace.backends.amd import topology
+from dieplace.backends.amd.cards import drm_cards
+from dieplace.backends.amd.kfd import read_topology
+from dieplace.backends.base import Availability, Holders
+from dieplace.machine import Card, Machine
+from dieplace.modes import Mode
+from dieplace.sysfs import Sysfs
+
+
+class AmdBackend:
+    """The live node, or a tree under `root` (then its machine is `replayed` and cannot be acted on).
+
+    `sysfs` injects all reads; `environ` is where the visibility variables are looked up.
+    """
+
+    name = "amd"
+    groups = frozenset({"always", "partitioning"})
+    source = "live"
+
+    def __init__(
+        self,
+        *,
+        root: str | Path = "/",
+        sysfs: Sysfs | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.sysfs = sysfs if sysfs is not None else Sysfs(root)
+        self.environ = os.environ if environ is None else environ
+        if type(self) is AmdBackend and self.sysfs.root != Path("/"):
+            self.source = "replayed"
+
+    def probe(self) -> Availability:
+        """Yes when KFD lists a GPU, or the driver shows a card that can be partitioned."""
+        if not self.sysfs.exists("/sys/class/kfd/kfd/topology/nodes"):
+            loaded = self.sysfs.exists("/sys/module/amdgpu")
+            if not (loaded and drm_cards(self.sysfs)):
+                reason = "the amdgpu driver is loaded but has no KFD" if loaded else "the amdgpu driver is not loaded"
+                return Availability(False, f"{reason} (no /sys/class/kfd)", "load it: modprobe amdgpu")
+        kfd = read_topology(self.sysfs, links=False)
+        cards = drm_cards(self.sysfs)
+        if not kfd.gpus and not cards:
+            why = f"; {kfd.notes[0]}" if kfd.notes else ""
+            return Availability(False, f"KFD lists no GPU{why}", "is the card visible in lspci?")
+        version = self.sysfs.read_or_none("/sys/module/amdgpu/version")
+        return Availability(True, f"KFD lists {len(kfd.gpus)} GPUs", None, {"amdgpu": version} if version else {})
+
+    def snapshot(self, *, links: bool = True) -> Machine:
+        """The node now; `links=False` leaves the links out, which is quicker."""
+        return topology.snapshot(
+            self.sysfs,
+            environ=self.environ,
+            source=self.source,
+            backend=self.name,
+            session=None if self.source == "replayed" else self,
+            links=links,
+        )
+
+    def stamp(self) -> tuple[str | None, str | None]:
+        """(boot id, KFD generation id)."""
+        return topology.stamp(self.sysfs)
+
+    def partition_control(self, rocm_path: str | None = None) -> Any:
+        """What carries out partition changes on this node."""
+        from dieplace.backends.amd.control import live_control
+
+        return live_control(self.sysfs, rocm_path=rocm_path)
+
+    def modes(self, card: Card) -> tuple[Mode, ...]:
+        """The modes that the driver offers for a card."""
+        from dieplace.partition import session_methods
+
+        return session_methods.modes(self, card)
+
+    def mode(self, card: Card) -> Mode | None:
+        """The card's mode now."""
+        from dieplace.partition import session_methods
+
+        return session_methods.mode(self, card)
+
+    def set_mode(self, card: Card, mode: Mode) -> None:
+        """Switch one card, verified."""
+        from dieplace.partition import session_methods
+
+        session_methods.set_mode(self, card, mode)
+
+    def holders(self, card: Card | None = None) -> Holders:
+        """Who keeps a card, or the node, busy."""
+        from dieplace.partition import session_methods
+
+        return session_methods.holders(self, card)

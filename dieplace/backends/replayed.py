@@ -1,0 +1,85 @@
+"""A node seen through a file: a saved machine, a recording (`dieplace env --record`), or a folder tree.
+
+Used only when named. The answers are those of the recorded node; nothing can be acted on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dieplace.backends.amd.backend import AmdBackend
+from dieplace.backends.base import Availability
+from dieplace.errors import UsageError
+from dieplace.machine import SCHEMA as MACHINE_SCHEMA
+from dieplace.machine import Machine
+from dieplace.recording import RecordedSysfs, load_recording
+from dieplace.sysfs import Sysfs
+
+LIMIT_BYTES = 256 << 20  # a CPX node with all links is about 2 MB; beyond this it is no recording
+
+
+class ReplayedBackend:
+    """`node` names the file or folder; visibility variables are those of the recording, none for a folder."""
+
+    name = "replayed"
+    groups = frozenset({"always"})
+
+    def __init__(self, node: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> None:
+        self.path = Path(node) if node is not None else None
+        self.environ = environ
+
+    def probe(self) -> Availability:
+        """Yes when there is a file or folder to read; whether it can be understood is seen in `snapshot`."""
+        if self.path is None:
+            return Availability(False, "no recording was named", "name one: --backend replayed --node FILE")
+        try:
+            found = self.path.exists()
+        except OSError:
+            found = False
+        if not found:
+            return Availability(False, f"there is no {self.path}", "record a node with: dieplace env --record FILE")
+        return Availability(True, f"a recording in {self.path}")
+
+    def snapshot(self) -> Machine:
+        """The recorded machine; UsageError for a file that is neither a machine nor a recording."""
+        if self.path is None:
+            raise UsageError("no recording was named", hint="name one: --backend replayed --node FILE")
+        if self.path.is_dir():
+            return self._through(Sysfs(self.path), self.environ or {})
+        data = read_json(self.path)
+        if isinstance(data, dict) and data.get("schema") == MACHINE_SCHEMA:
+            return replace(Machine.from_json(data), backend=self.name)
+        recording = load_recording(data, str(self.path))
+        environ = recording.environ if self.environ is None else self.environ
+        return self._through(RecordedSysfs(recording), environ)
+
+    def stamp(self) -> tuple[str | None, str | None]:
+        """A recording does not change."""
+        return (None, None)
+
+    def _through(self, sysfs: Sysfs, environ: Mapping[str, str]) -> Machine:
+        reader = AmdBackend(sysfs=sysfs, environ=environ)
+        reader.source = "replayed"
+        answer = reader.probe()
+        if not answer.available:
+            raise UsageError(f"{self.path} holds no AMD node: {answer.reason}", hint=answer.hint)
+        return replace(reader.snapshot(), backend=self.name)
+
+
+def read_json(path: Path) -> Any:
+    """The one JSON value of a file; UsageError for anything else (missing, binary, huge, a loop of links)."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(LIMIT_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    if len(text) > LIMIT_BYTES:
+        raise UsageError(f"{path} is larger than {LIMIT_BYTES >> 20} MiB, which no recording is")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON: {error}", hint="it is written by: dieplace env --record FILE") from error

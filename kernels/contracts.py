@@ -83,7 +83,7 @@ _NORM_OPS = (
     ),
     Op(
         "rope_kv_append",
-        "rotate the first 2*HALF dimensions of Q and K by tables, append K and V at flat cache slots; slot -1 is skipped",
+        "rotate the first 2*HALF dimensions of Q and K by tables, append K, V at flat cache slots; slot -1 is skipped",
         (
             _a("qkv", _BF16, "T", "(HQ+2*HKV)*D"),
             _a("cos", _F32, "P", "HALF"),

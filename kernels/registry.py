@@ -28,7 +28,7 @@ INPUT, OUTPUT, IN_PLACE = "input", "output", "in place"
 
 @dataclass(frozen=True)
 class OperandSpec:
-    """One operand: `dtypes` are torch names; `shape` holds sizes as text (`T`, `K/32`, `2*I`); `use` is who writes it."""
+    """One operand: `dtypes` are torch names; `shape` holds sizes as text (`T`, `K/32`); `use` says who writes it."""
 
     name: str
     role: str
@@ -126,7 +126,7 @@ def resolve(target: str) -> Callable[..., Any]:
 
 
 def check_call(name: str, operands: Mapping[str, Any], attrs: Mapping[str, Any] | None = None) -> Call:
-    """The call, checked: names, layouts, dtypes, shapes, rules. Raises ContractError (a UsageError and a ValueError)."""
+    """The call, checked: names, layouts, dtypes, shapes, rules. Raises ContractError (also a ValueError)."""
     contract = op(name)
     attributes = _attributes(contract, attrs or {})
     tensors = _tensors(contract, operands)

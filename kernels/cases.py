@@ -1,0 +1,382 @@
+"""Inputs for checking kernels: odd sizes, edges of windows and pages, adversarial values; at least 20 per op.
+
+Sizes are small, so that an emulated check of every op takes minutes; the odd ones (2880 is no multiple of 256, 45
+groups of 32, 33 rows) are those of real models and of reported faults. Values come from a seeded generator per case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice, product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dieplace.kernels.quantize import mxfp8_quantize
+
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: a label that names what is special, operands with outputs allocated and poisoned, attributes."""
+
+    label: str
+    operands: dict[str, Tensor | None]
+    attrs: dict[str, Any]
+
+
+def cases(op: str, limit: int | None = None) -> list[Case]:
+    """The cases of an op, at most `limit`, always the same ones."""
+    return list(islice(_MAKERS[op](), limit))
+
+
+VALUES = ("normal", "large", "denormal", "equal", "zero", "alternating")
+
+
+def values(kind: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype = BF16) -> Tensor:
+    """A tensor of `kind`: what arithmetic gets wrong first."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = torch.randn(shape, generator=generator)
+    made = {
+        "normal": normal,
+        "large": normal * 2.0**40,
+        "denormal": normal * 2.0**-130,
+        "equal": torch.full(shape, 0.75),
+        "zero": torch.zeros(shape),
+        "alternating": torch.ones(shape) * (1 - 2 * (torch.arange(shape[-1]) % 2)) * (1 + 2.0**-6 * normal),
+    }
+    return made[kind].to(dtype)
+
+
+def poisoned(shape: tuple[int, ...], dtype: torch.dtype = BF16) -> Tensor:
+    """An output that shows what was not written: NaN, or the largest integer."""
+    if dtype == torch.float8_e4m3fn:
+        return torch.full(shape, 0x7F, dtype=torch.uint8).view(dtype)
+    return torch.full(shape, torch.nan if dtype.is_floating_point else torch.iinfo(dtype).max, dtype=dtype)
+
+
+def _bytes(shape: tuple[int, ...], seed: int, low: int = 0, high: int = 256) -> Tensor:
+    return torch.randint(low, high, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def _mx(rows: tuple[int, ...], k: int, seed: int, kind: str) -> tuple[Tensor, Tensor]:
+    """Blocks and scales; `edges` has scale bytes 0 and 254 too, `nan` one byte 255."""
+    groups = k // 32
+    scales = _bytes((*rows, groups), seed + 1, 117, 130)
+    if kind == "edges":
+        scales.flatten()[0::3] = 0
+        scales.flatten()[1::7] = 200
+    if kind == "nan":
+        scales.flatten()[groups // 2] = 255
+    return _bytes((*rows, groups, 16), seed), scales
+
+
+def _rmsnorm() -> Iterator[Case]:
+    sizes = [(1, 64), (1, 2880), (3, 2880), (8, 96), (2, 1024), (1, 5120), (5, 8), (4, 520)]
+    plan = product((False, True), sizes, ("before_cast", "after_cast"))
+    for seed, ((has_residual, (t, h), order), kind) in enumerate(zip(plan, cycle(VALUES), strict=False)):
+        weight = values("normal", (h,), seed + 1, F32 if order == "before_cast" and seed % 4 else BF16)
+        yield Case(
+            f"T={t} H={h} {order} {kind}{' residual' if has_residual else ''}",
+            {
+                "x": values(kind, (t, h), seed),
+                "residual": values("normal", (t, h), seed + 2) if has_residual else None,
+                "weight": weight,
+                "out": poisoned((t, h)),
+                "residual_out": poisoned((t, h)) if has_residual else None,
+            },
+            {"eps": 1e-5 if order == "before_cast" else 1e-6, "order": order},
+        )
+
+
+_HEADS = [(64, 8, 64), (12, 2, 64), (6, 3, 32), (48, 2, 64), (40, 8, 128), (5, 1, 64), (8, 8, 16)]
+
+
+def _qk_norm() -> Iterator[Case]:
+    for seed, ((hq, hkv, d), t, kind) in enumerate(zip(cycle(_HEADS), cycle((1, 8, 3)), VALUES * 4, strict=False)):
+        yield Case(
+            f"T={t} heads={hq}/{hkv} D={d} {kind}",
+            {
+                "qkv": values(kind, (t, (hq + 2 * hkv) * d), seed),
+                "q_weight": values("normal", (d,), seed + 1),
+                "k_weight": values("normal", (d,), seed + 2),
+            },
+            {"q_heads": hq, "kv_heads": hkv, "head_dim": d, "eps": 1e-6},
+        )
+
+
+def _rope() -> Iterator[Case]:
+    slots = ([0], [-1], [7, -1, 3], [5, 6, 7, 8], [-1, 0], [11])
+    for seed, ((hq, hkv, d), chosen) in enumerate(islice(zip(cycle(_HEADS), cycle(slots), strict=False), 21)):
+        t, half = len(chosen), d // 2 if seed % 3 else d // 4
+        angle = torch.rand(16, half, generator=torch.Generator().manual_seed(seed)) * 6.28
+        yield Case(
+            f"T={t} heads={hq}/{hkv} D={d} rotary={2 * half} slots={chosen}",
+            {
+                "qkv": values(VALUES[seed % 3], (t, (hq + 2 * hkv) * d), seed),
+                "cos": angle.cos() * 1.3466,
+                "sin": angle.sin() * 1.3466,
+                "positions": torch.arange(t, dtype=torch.int32) + 15 - t,
+                "slots": torch.tensor(chosen, dtype=torch.int32),
+                "q_out": poisoned((t, hq, d)),
+                "k_cache": values("normal", (12, hkv, d), seed + 1),
+                "v_cache": values("normal", (12, hkv, d), seed + 2),
+            },
+            {"q_heads": hq, "kv_heads": hkv, "head_dim": d},
+        )
+
+
+_CONTEXTS = [1, 15, 16, 17, 31, 32, 33, 127, 128, 129, 200, 3, 64, 0, 257]
+
+
+def _attention_split() -> Iterator[Case]:
+    plan = zip(
+        cycle(_HEADS), _CONTEXTS * 2, cycle((0, 128, 3)), cycle((1, 2, 4, 8, 32)), cycle((16, 512)), strict=False
+    )
+    for seed, ((hq, hkv, d), length, window, splits, page) in enumerate(islice(plan, 26)):
+        t = 1 + seed % 3
+        lengths = [max(0, length - (t - 1 - i)) for i in range(t)]
+        pages = -(-max(1, length) // page) + 1  # one page more than needed, filled with a value that must not be read
+        table = torch.randperm(pages, generator=torch.Generator().manual_seed(seed)).to(torch.int32)
+        kind = VALUES[seed % len(VALUES)] if seed % 4 else "normal"
+        q = values("equal" if kind == "large" else kind, (t, hq, d), seed)
+        k, v = (values("normal", (pages, page, hkv, d), seed + n) for n in (1, 2))
+        for cache in (k, v):
+            _spoil(cache, table, length, page)
+        yield Case(
+            f"T={t} heads={hq}/{hkv} D={d} context={length} window={window} splits={splits} page={page} {kind}",
+            {
+                "q": q,
+                "k_cache": k,
+                "v_cache": v,
+                "page_table": table,
+                "lengths": torch.tensor(lengths, dtype=torch.int32),
+                "partial": poisoned((t, hq, splits, d), F32),
+                "partial_lse": poisoned((t, hq, splits), F32),
+            },
+            {"scale": d**-0.5, "window": window, "splits": splits},
+        )
+
+
+def _spoil(cache: Tensor, table: Tensor, length: int, page: int) -> None:
+    """NaN wherever no key lives: reading it would show."""
+    for position in range(length, table.numel() * page):
+        cache[int(table[position // page]), position % page] = torch.nan
+
+
+def _attention_merge() -> Iterator[Case]:
+    plan = zip(cycle(_HEADS), cycle((1, 2, 4, 8, 32)), cycle((1, 3, 8)), cycle((None, BF16, F32)), strict=False)
+    for seed, ((hq, _, d), splits, t, sinks) in enumerate(islice(plan, 24)):
+        lse = values("normal", (t, hq, splits), seed, F32) * (1 + 30 * (seed % 2))
+        partial = values("normal", (t, hq, splits, d), seed + 1, F32)
+        empty = torch.rand(t, hq, splits, generator=torch.Generator().manual_seed(seed)) < (0.5 if seed % 3 else 0.0)
+        empty[0, 0] |= seed % 5 == 1  # a row that saw nothing at all
+        yield Case(
+            f"T={t} HQ={hq} splits={splits} D={d} sinks={sinks}",
+            {
+                "partial": torch.where(empty[..., None], 0.0, partial),
+                "partial_lse": torch.where(empty, -torch.inf, lse),
+                "sinks": None if sinks is None else values("normal", (hq,), seed + 2, sinks),
+                "out": poisoned((t, hq, d)),
+                "lse": poisoned((t, hq), F32),
+            },
+            {},
+        )
+
+
+_GEMV = [
+    (1, 33, 64),
+    (1, 128, 2880),
+    (3, 17, 2880),
+    (8, 5, 1440),
+    (2, 64, 4096),
+    (1, 1, 32),
+    (4, 100, 96),
+    (5, 40, 1024),
+]
+
+
+def _gemv(weight: Callable[[int, int, int, str], dict[str, Tensor]], kinds: tuple[str, ...]) -> Iterator[Case]:
+    plan = zip(_GEMV * 3, cycle((True, False, True)), cycle((BF16, F32)), cycle(VALUES), cycle(kinds), strict=False)
+    for seed, ((t, n, k), biased, dtype, kind, stored) in enumerate(plan):
+        yield Case(
+            f"T={t} N={n} K={k} {kind} {stored} bias={biased} out={dtype}",
+            {
+                "x": values(kind, (t, k), seed),
+                **weight(n, k, seed, stored),
+                "bias": values("normal", (n,), seed + 3) if biased else None,
+                "out": poisoned((t, n), dtype),
+            },
+            {},
+        )
+
+
+def _mx_operands(n: int, k: int, seed: int, stored: str) -> dict[str, Tensor]:
+    blocks, scales = _mx((n,), k, seed, stored)
+    return {"blocks": blocks, "scales": scales}
+
+
+def _gemv_bf16() -> Iterator[Case]:
+    return _gemv(lambda n, k, seed, stored: {"weight": values("normal", (n, k), seed + 1)}, ("bf16",))
+
+
+def _gemv_mxfp4() -> Iterator[Case]:
+    return _gemv(_mx_operands, ("plain", "edges", "nan", "plain", "plain"))
+
+
+def _gemv_mxfp4_mxfp8() -> Iterator[Case]:
+    for case in _gemv(_mx_operands, ("plain", "edges", "plain")):
+        x = case.operands["x"]
+        assert x is not None
+        # 2^40 times scales of 2^73 leaves fp32: the format's own range is tested by `edges` with ordinary activations.
+        codes, scales = mxfp8_quantize(x.float().clamp(-1e4, 1e4))
+        yield Case(case.label, {**case.operands, "x": codes, "x_scales": scales}, case.attrs)
+
+
+def _quantize_mxfp8() -> Iterator[Case]:
+    sizes = [(1, 32), (8, 2880), (3, 96), (2, 4096)]
+    for seed, ((t, k), kind) in enumerate(product(sizes, (*VALUES, "nonfinite"))):
+        x = values("normal" if kind == "nonfinite" else kind, (t, k), seed)
+        if kind == "nonfinite":
+            x[0, 0], x[-1, -1] = torch.inf, torch.nan
+        outputs = {"out": poisoned((t, k), torch.float8_e4m3fn), "scales": poisoned((t, k // 32), torch.uint8)}
+        yield Case(f"T={t} K={k} {kind}", {"x": x, **outputs}, {})
+
+
+def _router_topk() -> Iterator[Case]:
+    kinds = ("normal", "equal", "nan", "one nan", "large", "inf")
+    for seed, ((t, e, k), kind) in enumerate(product([(1, 128, 4), (8, 128, 4), (3, 32, 8), (2, 5, 5)], kinds)):
+        logits = values(kind if kind in VALUES else "normal", (t, e), seed, F32)
+        if kind == "nan":
+            logits[:] = torch.nan
+        if kind == "one nan":
+            logits[0, 3] = torch.nan
+        if kind == "inf":
+            logits[:, 1::2] = -torch.inf
+        shapes = {"ids": ((t, k), torch.int32), "weights": ((t, k), F32), "nonfinite": ((1,), torch.int32)}
+        yield Case(f"T={t} E={e} k={k} {kind}", {"logits": logits, **{n: poisoned(*s) for n, s in shapes.items()}}, {})
+
+
+_MOE = [(1, 64, 32, 8, 4), (2, 96, 64, 8, 4), (1, 2880, 32, 4, 4), (8, 64, 32, 8, 2), (3, 32, 96, 128, 4)]
+
+
+def _ids(t: int, k: int, experts: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(experts, generator=generator)[:k] for _ in range(t)]).to(torch.int32)
+
+
+def _expert_gate_up() -> Iterator[Case]:
+    for seed, ((t, h, i, e, k), kind) in enumerate(product(_MOE, ("normal", "large", "equal", "zero"))):
+        blocks, scales = _mx((e, 2 * i), h, seed, "plain")
+        yield Case(
+            f"T={t} H={h} I={i} E={e} k={k} {kind}",
+            {
+                "x": values(kind, (t, h), seed),
+                "ids": _ids(t, k, e, seed),
+                "blocks": blocks,
+                "scales": scales,
+                "bias": values("normal", (e, 2 * i), seed + 2),
+                "out": poisoned((t, k, i)),
+            },
+            {"alpha": 1.702, "limit": 7.0},
+        )
+
+
+def _expert_down() -> Iterator[Case]:
+    for seed, ((t, i, h, e, k), kind) in enumerate(product(_MOE, ("normal", "large", "equal", "alternating"))):
+        blocks, scales = _mx((e, h), i, seed, "plain")
+        yield Case(
+            f"T={t} H={h} I={i} E={e} k={k} {kind}",
+            {
+                "x": values(kind, (t, k, i), seed),
+                "ids": _ids(t, k, e, seed),
+                "weights": torch.softmax(values("normal", (t, k), seed + 3, F32), -1),
+                "blocks": blocks,
+                "scales": scales,
+                "bias": values("normal", (e, h), seed + 2) if seed % 3 else None,
+                "out": poisoned((t, h), BF16 if seed % 2 else F32),
+            },
+            {},
+        )
+
+
+def _mlp(stored: str) -> Iterator[Case]:
+    for seed, ((t, i, h), kind) in enumerate(zip(_GEMV * 3, cycle(VALUES), strict=False)):
+        x = values("normal" if kind == "large" else kind, (t, h), seed)
+        weights: dict[str, Tensor | None] = {}
+        for n, side in enumerate(("gate", "up")):
+            if stored == "bf16":
+                weights[side] = values("normal", (i, h), seed + 1 + n)
+            else:
+                weights[f"{side}_blocks"], weights[f"{side}_scales"] = _mx((i,), h, seed + 1 + n, "plain")
+        yield Case(f"T={t} I={i} H={h} {kind}", {"x": x, **weights, "out": poisoned((t, i))}, {})
+
+
+def _head_argmax() -> Iterator[Case]:
+    for seed, ((t, v, h), kind) in enumerate(zip(_GEMV * 3, cycle(VALUES), strict=False)):
+        weight = values("normal", (v, h), seed + 1)
+        weight[v // 2 :] = weight[: v - v // 2].clone()  # ties between halves: the lower index must win
+        shapes = {"logits": ((t, v), F32), "value": ((t,), F32), "token": ((t,), torch.int32)}
+        outputs = {name: poisoned(*shape) for name, shape in shapes.items()}
+        attrs = {"vocab": v if seed % 2 else max(1, v - 3), "offset": 0 if seed % 3 else 100544}
+        yield Case(f"T={t} V={v} H={h} {kind}", {"x": values(kind, (t, h), seed), "weight": weight, **outputs}, attrs)
+
+
+_LENGTHS = [1, 2, 63, 64, 65, 100, 255, 256, 257, 1000, 2880, 5760, 8, 31, 33, 127, 128, 129, 500, 2879, 3]
+
+
+def _handoff_put() -> Iterator[Case]:
+    for seed, (n, kind) in enumerate(zip(_LENGTHS, cycle(VALUES), strict=False)):
+        x = values(kind, (n,), seed, F32)
+        yield Case(f"N={n} {kind}", {"x": x, "mailbox": poisoned((n,), torch.int64)}, {"tag": 1 + seed * 10**8})
+
+
+def _handoff_sum() -> Iterator[Case]:
+    for seed, (n, kind) in enumerate(zip(_LENGTHS, cycle(VALUES), strict=False)):
+        tag, sent = 1 + seed * 10**8, values("normal", (n,), seed + 1, F32)
+        mailbox = (tag << 32) | (sent.view(torch.int32).to(torch.int64) & 0xFFFFFFFF)
+        outputs = {"out": poisoned((n,), BF16 if seed % 2 else F32), "status": torch.zeros(2, dtype=torch.int32)}
+        residual = values("normal", (n,), seed + 2) if seed % 3 else None
+        own = values(kind, (n,), seed, F32)
+        yield Case(f"N={n} {kind}", {"own": own, "mailbox": mailbox, "residual": residual, **outputs}, {"tag": tag})
+
+
+def _flags(n: int, value: int) -> Tensor:
+    return torch.full((n, 32), value, dtype=torch.int32)[:, 0]  # a flag a line of 128 bytes
+
+
+def _flag_set() -> Iterator[Case]:
+    for n in range(1, 22):
+        yield Case(f"F={n}", {"flag": _flags(n, 0)}, {"value": n * 100 + 1})
+
+
+def _flag_wait() -> Iterator[Case]:
+    for n in range(1, 22):
+        status = poisoned((2,), torch.int32)
+        yield Case(f"F={n}", {"flag": _flags(n, n + 5), "status": status}, {"value": n + 5, "spin_limit": 64})
+
+
+_MAKERS: dict[str, Callable[[], Iterator[Case]]] = {
+    "rmsnorm": _rmsnorm,
+    "qk_norm": _qk_norm,
+    "rope_kv_append": _rope,
+    "attention_split": _attention_split,
+    "attention_merge": _attention_merge,
+    "gemv_bf16": _gemv_bf16,
+    "gemv_mxfp4": _gemv_mxfp4,
+    "quantize_mxfp8": _quantize_mxfp8,
+    "gemv_mxfp4_mxfp8": _gemv_mxfp4_mxfp8,
+    "router_topk": _router_topk,
+    "expert_gate_up": _expert_gate_up,
+    "expert_down": _expert_down,
+    "mlp_gate_up": lambda: _mlp("bf16"),
+    "mlp_gate_up_mxfp4": lambda: _mlp("mxfp4"),
+    "head_argmax": _head_argmax,
+    "handoff_put": _handoff_put,
+    "handoff_sum": _handoff_sum,
+    "flag_set": _flag_set,
+    "flag_wait": _flag_wait,
+}

@@ -1,0 +1,66 @@
+"""Run an op's cases on a backend and compare with the float64 reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dieplace.errors import DieplaceError
+from dieplace.kernels import registry
+from dieplace.kernels.cases import Case, cases
+from dieplace.kernels.compare import compare
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A case that is wrong, and how."""
+
+    case: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One op on one backend: cases run, the worst deviation in units of the tolerance, the wrong ones."""
+
+    op: str
+    backend: str
+    cases: int
+    worst_ratio: float
+    failures: tuple[Failure, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Every case within tolerance."""
+        return not self.failures
+
+
+def check_op(
+    op: str, backend: str, *, limit: int | None = None, progress: Callable[[str], None] | None = None
+) -> CheckResult:
+    """Run the cases of `op` strictly on `backend`; a kernel's typed error is a failure of that case."""
+    started = time.monotonic()
+    worst, failures = 0.0, []
+    # Cases are reproducible: one copy is run, the other keeps what in-place operands held before.
+    pairs = list(zip(cases(op, limit), cases(op, limit), strict=True))
+    for given, kept in pairs:
+        if progress:
+            progress(given.label)
+        ratio, reason = _check_case(op, backend, given, kept)
+        worst = max(worst, ratio)
+        if reason:
+            failures.append(Failure(given.label, reason))
+    return CheckResult(op, backend, len(pairs), worst, tuple(failures), time.monotonic() - started)
+
+
+def _check_case(op: str, backend: str, given: Case, kept: Case) -> tuple[float, str | None]:
+    before = registry.check_call(op, kept.operands, kept.attrs)
+    try:
+        registry.run(op, given.operands, given.attrs, backend=backend, strict=True)
+    except DieplaceError as problem:
+        return float("inf"), str(problem)
+    found = {name: tensor for name, tensor in given.operands.items() if tensor is not None}
+    deviation = max(compare(before, found), key=lambda d: d.ratio)
+    return deviation.ratio, None if deviation.ok else str(deviation)

@@ -7,7 +7,9 @@ into `partition.py` and `memory.py` through the snapshot's session, which is nev
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,8 @@ from dieplace.modes import Mode
 
 if TYPE_CHECKING:
     from dieplace.backends.base import Backend
+    from dieplace.memory import Buffer
+    from dieplace.policy import Policy
 
 SCHEMA = "dieplace/machine/1"
 
@@ -89,6 +93,26 @@ class Device:
     aliases: tuple[str, ...] = ()
     whys: dict[str, str] = field(default_factory=dict)
 
+    def local(self, *, role: str, strict: bool = False) -> AbstractContextManager[Any]:
+        """Inside, torch allocations of this thread land in this device's own domain."""
+        from dieplace.policy import Policy
+
+        return self._placing(Policy.local(strict=strict), role)
+
+    def peer(self, *, role: str) -> AbstractContextManager[Any]:
+        """The deliberate misplacement: the same, in the peer's domain; this device goes on executing."""
+        from dieplace.policy import Policy
+
+        return self._placing(Policy.peer(), role)
+
+    def _placing(self, policy: Policy, role: str) -> AbstractContextManager[Any]:
+        from dieplace.memory import placing
+
+        machine = getattr(self, "_machine", None)
+        if machine is None:
+            raise UsageError(f"device {self.id} belongs to no machine", hint='take it from machine.device("gpu0/p0")')
+        return placing(machine, self, policy, role=role)
+
 
 @dataclass(frozen=True)
 class Link:
@@ -120,6 +144,29 @@ class Machine:
     stamp: tuple[str | None, str | None] = (None, None)
     host: dict[str, Any] = field(default_factory=dict)
     session: Backend | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Devices of a machine know it, so that `device.local(role=)` needs no second argument. Not a field: it is no
+        # part of equality, printing or JSON.
+        object.__setattr__(self, "devices", tuple(_bound(device, self) for device in self.devices))
+
+    def allocate(
+        self,
+        size: int | Sequence[int],
+        *,
+        device: Device | str,
+        policy: Policy,
+        role: str,
+        dtype: str = "uint8",
+        name: str = "",
+        memory_class: str | None = None,
+    ) -> Buffer:
+        """One placed buffer; see `dieplace.memory.allocate`."""
+        from dieplace.memory import allocate
+
+        return allocate(
+            self, size, device=device, policy=policy, role=role, dtype=dtype, name=name, memory_class=memory_class
+        )
 
     def card(self, name: str) -> Card:
         """The card called `gpuN`; NoSuchDevice lists what there is."""
@@ -203,6 +250,12 @@ class Machine:
         except ValueError as error:
             raise UsageError(f"{path} is not JSON: {error}") from error
         return cls.from_json(data)
+
+
+def _bound(device: Device, machine: Machine) -> Device:
+    bound = replace(device)
+    object.__setattr__(bound, "_machine", machine)
+    return bound
 
 
 def _find(items: tuple[Any, ...], name: str, what: str) -> Any:

@@ -9,6 +9,7 @@ origin (`Figure.origin`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -45,6 +46,7 @@ class Holder:
     devices: tuple[str, ...] = ()
     vram_bytes: int | None = None
     detail: str = ""
+    unit: str | None = None  # the systemd unit it belongs to, where its cgroup says so
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,15 @@ class Allocation:
     domain: str
     memory_class: str  # "coarse", "fine", "uncached", "host"
     token: Any = None  # the backend's own handle, opaque to callers
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an allocation was asked to be: role, executing device, and the domain ids that repeat over 2 MiB objects."""
+
+    role: str
+    device: str | None
+    pattern: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -108,11 +119,34 @@ class Partitioning(Protocol):
 
 
 class MemoryBackend(Protocol):
-    """amd, nvidia, cpu, emulated."""
+    """amd, nvidia, cpu, emulated; `domain` may be a pattern of domains that repeats over 2 MiB objects.
 
-    def allocate(self, domain: Domain, nbytes: int, memory_class: str, *, device: Device) -> Allocation: ...
+    `free_later` is `free` for finalizers. `move` keeps the address. `find` and `request` serve the audit. Inside
+    `placing` what torch allocates on this thread lands in the domain. A backend that can look inside a domain also
+    has `bytes_by_die(allocation)`.
+    """
+
+    def allocate(
+        self,
+        domain: Domain | Sequence[Domain],
+        nbytes: int,
+        memory_class: str,
+        *,
+        device: Device,
+        role: str = "activation",
+        name: str = "",
+        spill_to: Domain | None = None,
+    ) -> Allocation: ...
     def free(self, allocation: Allocation) -> None: ...
+    def free_later(self, allocation: Allocation) -> None: ...
+    def move(self, allocation: Allocation, domain: Domain | Sequence[Domain]) -> Allocation: ...
     def locate(self, allocations: Sequence[Allocation]) -> Location: ...
+    def find(self, address: int) -> Allocation | None: ...
+    def request(self, allocation: Allocation) -> Request: ...
+    def tensor(self, allocation: Allocation, dtype: Any, shape: Sequence[int], offset_bytes: int = 0) -> Any: ...
+    def placing(
+        self, domain: Domain | Sequence[Domain], *, device: Device, role: str
+    ) -> AbstractContextManager[None]: ...
 
 
 class Execution(Protocol):

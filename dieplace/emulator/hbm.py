@@ -212,31 +212,33 @@ class EmulatedHBM:
 
     # -- views -----------------------------------------------------------------------------------------------------
 
-    def array(self, block: Block) -> npt.NDArray[np.uint8]:
-        """The block's bytes as a numpy view, shape (nbytes,), which pins the block while it lives."""
+    def array(self, block: Block, offset_bytes: int = 0, nbytes: int | None = None) -> npt.NDArray[np.uint8]:
+        """Bytes of the block as a numpy view, default all, which pins the block while it lives."""
+        size = block.nbytes - offset_bytes if nbytes is None else nbytes
+        if offset_bytes < 0 or size < 0 or offset_bytes + size > block.nbytes:
+            raise UsageError(
+                f"a view of {size} bytes at offset {offset_bytes} does not fit a block of {block.nbytes} bytes"
+            )
         with self._lock:
             self._drain()
             live = self._live_of(block)
             live.views += 1
-            lease = _Lease(live.bytes_view, live.block.nbytes)
+            lease = _Lease(live.bytes_view[offset_bytes : offset_bytes + size])
         weakref.finalize(lease, self._dropped.append, (block.id, "view")).atexit = False
         return np.asarray(lease)
 
     def tensor(
         self, block: Block, dtype: torch.dtype | None = None, shape: Sequence[int] | None = None, offset_bytes: int = 0
     ) -> torch.Tensor:
-        """A CPU tensor over the block's memory from `offset_bytes` on; default uint8 of shape (nbytes,)."""
+        """A CPU tensor over the block's memory from `offset_bytes` on; default uint8 of shape (nbytes,).
+
+        Its storage is exactly the bytes that it covers, so two tensors of one block do not share a storage.
+        """
         import torch
 
-        flat = torch.from_numpy(self.array(block))[offset_bytes:]
         wanted = dtype or torch.uint8
-        if shape is not None:
-            need = int(np.prod(shape, dtype=np.int64)) * wanted.itemsize
-            if need > flat.numel():
-                raise UsageError(
-                    f"a view of {need} bytes at offset {offset_bytes} does not fit a block of {block.nbytes} bytes"
-                )
-            flat = flat[:need]
+        need = None if shape is None else int(np.prod(shape, dtype=np.int64)) * wanted.itemsize
+        flat = torch.from_numpy(self.array(block, offset_bytes, need))
         typed = flat if wanted == torch.uint8 else flat.view(wanted)
         return typed if shape is None else typed.view(tuple(shape))
 
@@ -281,24 +283,33 @@ class EmulatedHBM:
         live = self._live.get(int(table.block_ids[at]))
         return live.block if live else None
 
-    def bytes_by_domain(self, block: Block) -> dict[str, int]:
-        """Bytes of the block (as asked, not as reserved) in each domain."""
+    def bytes_by_domain(self, block: Block, offset_bytes: int = 0, nbytes: int | None = None) -> dict[str, int]:
+        """Bytes of the block (as asked, not as reserved), or of a range of it, in each domain."""
         with self._lock:
             self._drain()
             homes = self._live_of(block).domain_of_object
-        sizes = np.full(len(homes), OBJECT_BYTES, dtype=np.int64)
-        sizes[-1] = block.nbytes - (len(homes) - 1) * OBJECT_BYTES
+        end = block.nbytes if nbytes is None else offset_bytes + nbytes
+        edges = np.arange(len(homes) + 1, dtype=np.int64) * OBJECT_BYTES
+        sizes = np.clip(np.minimum(edges[1:], end) - np.maximum(edges[:-1], offset_bytes), 0, None)
+        homes, sizes = homes[sizes > 0], sizes[sizes > 0]
         return {self.domains[i].id: int(sizes[homes == i].sum()) for i in np.unique(homes)}
 
     def bytes_by_die(self, block: Block) -> dict[int, int]:
-        """Bytes of the block on each die of its card, counted page by page (the last page in part)."""
+        """Bytes of the block on each die of its card; in a domain over several dies counted page by page."""
         counts: dict[int, int] = {}
+        by_domain = {self._index[name]: nbytes for name, nbytes in self.bytes_by_domain(block).items()}
+        if all(len(self.domains[index].dies) == 1 for index in by_domain):
+            for index, nbytes in by_domain.items():
+                die = self.domains[index].dies[0]
+                counts[die] = counts.get(die, 0) + nbytes
+            return dict(sorted(counts.items()))
         pages = -(-block.nbytes // PAGE_BYTES)
         for first in range(0, pages, 1 << 20):
             index = np.arange(first, min(pages, first + (1 << 20)), dtype=np.uint64)
             dies, number = np.unique(self.die_of(np.uint64(block.address) + index * PAGE_BYTES), return_counts=True)
             for die, n in zip(dies.tolist(), number.tolist(), strict=True):
                 counts[die] = counts.get(die, 0) + n * PAGE_BYTES
+        # The last page counts in part.
         last = int(self.die_of(np.array([block.address + block.nbytes - 1], dtype=np.uint64))[0])
         counts[last] -= pages * PAGE_BYTES - block.nbytes
         return dict(sorted(counts.items()))
@@ -420,9 +431,9 @@ class _Slot:
 class _Lease:
     """What a view holds on to: keeps the mapping, and its end tells the HBM that the view is gone."""
 
-    def __init__(self, backing: npt.NDArray[np.uint8], nbytes: int) -> None:
+    def __init__(self, backing: npt.NDArray[np.uint8]) -> None:
         self.backing = backing
-        self.__array_interface__ = {**backing[:nbytes].__array_interface__, "shape": (nbytes,)}
+        self.__array_interface__ = backing.__array_interface__
 
 
 def _map(nbytes: int) -> npt.NDArray[np.uint8]:

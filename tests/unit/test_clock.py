@@ -171,3 +171,16 @@ def test_unknown_words_are_told(step: Workload) -> None:
     with pytest.raises(UsageError, match="no rule for stage 'fft'"):
         time_token(odd, arm("local"), parameter_set("A"))
     assert "swapped" in arm_names()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "time_ratio", "spx_ratio"),
+    [(1, None, 1.0, 1.078), (2, 7.0, 1.34, 1.060), (4, 11.7, 1.88, 1.045)],
+)
+def test_verify_rounds_follow_the_reference(tokens: int, experts: float, time_ratio: float, spx_ratio: float) -> None:
+    """Published distinct experts a layer, 7 and 11.7, with set B: 1.34 and 1.88 steps; the SPX penalty falls."""
+    p = parameter_set("B")
+    one = time_token(stages("gpt-oss-120b", precision="mxfp4"), arm("local"), p).token_us
+    work = stages("gpt-oss-120b", precision="mxfp4", tokens=tokens, distinct_experts=experts)
+    assert round(time_token(work, arm("local"), p).token_us / one, 2) == time_ratio
+    assert round(1 + time_token(work, SPX, p).penalty, 3) == spx_ratio

@@ -1,0 +1,226 @@
+"""Placed memory: buffers by role and policy, and the two context managers in which torch factories land on a die.
+
+Buffers are made by `machine.allocate(...)`; `device.local(role=)` and `device.peer(role=)` place what torch allocates
+inside them on this thread. `peer` is the deliberate misplacement: tensors stay usable by the executing device, only
+their backing lies on the other die.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dieplace.backends.base import Allocation, Backend, Location, require
+from dieplace.errors import UsageError
+from dieplace.machine import Device, Machine
+from dieplace.policy import Policy, Resolved, resolve
+from dieplace.workload import ROLES
+
+if TYPE_CHECKING:
+    import torch
+
+# Flags are polled across dies: only the extended-scope class cannot go stale there (memory-locality reference, 2.4).
+CLASS_OF_ROLE = {"weights": "coarse", "kv_cache": "coarse", "activation": "coarse", "sync_flag": "uncached"}
+
+# Backends that hand out placed memory in this process, so that an audit can ask who owns an address.
+_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+_sessions_lock = threading.Lock()
+
+
+class Buffer:
+    """One allocation with its role and the policy it was asked under; frees itself when dropped.
+
+    `tensor` is a view of all bytes; views keep the memory alive after `free()`.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        session: Any,
+        allocation: Allocation,
+        resolved: Resolved,
+        role: str,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+    ) -> None:
+        self.machine = machine
+        self.role = role
+        self.name = name
+        self.shape = shape
+        self.dtype = dtype
+        self._session = session
+        self._allocation = allocation
+        self._resolved = resolved
+        self._finalizer = weakref.finalize(self, session.free_later, allocation)
+        self._finalizer.atexit = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes asked for; the domain gives whole 2 MiB objects."""
+        return self._allocation.nbytes
+
+    @property
+    def address(self) -> int:
+        """The address as the executing device sees it."""
+        return self._allocation.address
+
+    @property
+    def memory_class(self) -> str:
+        return self._allocation.memory_class
+
+    @property
+    def policy(self) -> Policy:
+        return self._resolved.policy
+
+    @property
+    def requested(self) -> tuple[str, ...]:
+        """Domain ids asked for; more than one repeats over 2 MiB objects."""
+        return self._resolved.pattern
+
+    @property
+    def device(self) -> str:
+        """The executing device, as `gpuN/pM`."""
+        return self._resolved.device
+
+    @property
+    def local_guaranteed(self) -> bool:
+        """Every byte was asked for on the executing device's own die, and the mode can promise that."""
+        return self._resolved.local_guaranteed
+
+    @property
+    def freed(self) -> bool:
+        return not self._finalizer.alive
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The buffer as a tensor of its shape and dtype."""
+        import torch
+
+        self._check_live("view")
+        tensor: torch.Tensor = self._session.tensor(self._allocation, getattr(torch, self.dtype), self.shape)
+        return tensor
+
+    def locate(self) -> Location:
+        """Where the bytes are now, and how that is known."""
+        self._check_live("locate")
+        found: Location = self._session.locate([self._allocation])
+        return found
+
+    def bytes_by_die(self) -> dict[int, int] | None:
+        """Bytes on each die of the card; None where the backend cannot look inside a domain."""
+        self._check_live("locate")
+        look = getattr(self._session, "bytes_by_die", None)
+        return look(self._allocation) if look else None
+
+    def move(self, policy: Policy) -> Buffer:
+        """Give the bytes another home; address, contents and views stay. DomainFull changes nothing."""
+        self._check_live("move")
+        resolved = resolve(policy, self.machine, self.machine.device(self.device))
+        moved = self._session.move(self._allocation, [self.machine.domain(d) for d in resolved.pattern])
+        self._finalizer.detach()
+        self._allocation, self._resolved = moved, resolved
+        self._finalizer = weakref.finalize(self, self._session.free_later, moved)
+        self._finalizer.atexit = False
+        return self
+
+    def free(self) -> None:
+        """Give the memory back now (with the last view, where views exist); freeing twice is harmless."""
+        if self._finalizer.detach() is not None:
+            self._session.free(self._allocation)
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.free()
+
+    def __repr__(self) -> str:
+        state = "freed" if self.freed else f"{self.nbytes} bytes"
+        return f"Buffer({self.name or self.role}, {self.policy} of {self.device}, {state})"
+
+    def _check_live(self, verb: str) -> None:
+        if self.freed:
+            raise UsageError(f"cannot {verb} {self.name or self.role}: the buffer was freed", hint="allocate it again")
+
+
+def allocate(
+    machine: Machine,
+    size: int | Sequence[int],
+    *,
+    device: Device | str,
+    policy: Policy,
+    role: str,
+    dtype: str = "uint8",
+    name: str = "",
+    memory_class: str | None = None,
+) -> Buffer:
+    """One buffer of `size` bytes, or of a shape in `dtype` (a torch dtype's name), where the policy says.
+
+    Raises DomainFull (nothing taken), PlacementError where the policy has no meaning here, UsageError for an unknown
+    role, Unsupported on a machine without a memory session.
+    """
+    if role not in ROLES:
+        raise UsageError(f"no role {role!r}", hint=f"one of {', '.join(ROLES)}")
+    session = memory_session(machine, "allocate")
+    executing = machine.device(device) if isinstance(device, str) else device
+    resolved = resolve(policy, machine, executing)
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    allocation = session.allocate(
+        [machine.domain(d) for d in resolved.pattern],
+        math.prod(shape) * _item_bytes(dtype),
+        memory_class or CLASS_OF_ROLE[role],
+        device=executing,
+        role=role,
+        name=name,
+        spill_to=machine.domain(resolved.spill_to) if resolved.spill_to else None,
+    )
+    return Buffer(machine, session, allocation, resolved, role, name, shape, dtype)
+
+
+@contextmanager
+def placing(machine: Machine, device: Device | str, policy: Policy, *, role: str) -> Iterator[Resolved]:
+    """Inside, torch allocations of this thread land where the policy says; yields what the policy resolved to.
+
+    Other threads are not covered, autograd's among them: an audit names what they allocate as not placed.
+    """
+    if role not in ROLES:
+        raise UsageError(f"no role {role!r}", hint=f"one of {', '.join(ROLES)}")
+    session = memory_session(machine, "place memory")
+    executing = machine.device(device) if isinstance(device, str) else device
+    resolved = resolve(policy, machine, executing)
+    with session.placing([machine.domain(d) for d in resolved.pattern], device=executing, role=role):
+        yield resolved
+
+
+def memory_session(machine: Machine, verb: str) -> Any:
+    """The machine's backend with its memory group, after a freshness check; Unsupported otherwise."""
+    backend: Backend = machine.require_session(verb)
+    session = require(backend, "memory")
+    with _sessions_lock:
+        _sessions.add(session)
+    return session
+
+
+def find_owner(address: int) -> tuple[Any, Allocation] | None:
+    """The session and allocation that cover an address, among all sessions of this process; None for host memory."""
+    with _sessions_lock:
+        sessions = list(_sessions)
+    for session in sessions:
+        allocation = session.find(address)
+        if allocation is not None:
+            return session, allocation
+    return None
+
+
+def _item_bytes(dtype: str) -> int:
+    import torch
+
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise UsageError(f"no torch dtype {dtype!r}", hint="give its name, for example bfloat16 or uint8")
+    return found.itemsize

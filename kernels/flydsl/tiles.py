@@ -1,0 +1,147 @@
+"""What the decode kernels share on the device: bounded rows, 128-bit loads, dot products, reductions over lanes.
+
+Everything here runs while a kernel is traced: arguments and results are FlyDSL values unless they are plain ints.
+A wave has 64 lanes. A *group* is the 16, 32 or 64 neighbouring lanes that share one row; there are 64 / `lanes`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dieplace.codegen import flydsl_names as fn
+from dieplace.codegen.flydsl_names import flyc, fx, range_constexpr
+from dieplace.kernels.flydsl.cache_bits import BUFFER_BITS
+
+WAVE = 64
+# An item index that lies past the end of every descriptor (items of 16 bytes: 2^31 - 16): such loads return zero.
+NOWHERE = 0x07FFFFFF
+# A descriptor's items are addressed with 32-bit byte offsets; rows and tables beyond this are refused before launch.
+MAX_RUN_BYTES = 0x7FFFFFF0
+STREAM = fx.Stream(None)  # the default stream of launchers
+
+
+def wave_index() -> Any:
+    """Index of this wave in its workgroup, known to the compiler as the same on every lane."""
+    return fn.readfirstlane(fx.thread_idx.x // WAVE)
+
+
+def lane_index() -> Any:
+    """Lane 0 to 63 in the wave."""
+    return fx.thread_idx.x % WAVE
+
+
+def pointer(tensor: Any, dtype: Any = None, offset: Any = None, align: int = 0) -> Any:
+    """Address of a tensor's first element, read as `dtype`, moved by `offset` elements (64-bit).
+
+    Torch allocations start on 64 bytes, so `align` (bytes, default one element) may be larger than the tensor's dtype.
+    """
+    start = fx.get_iter(tensor)
+    if dtype is not None:
+        kind = fx.Pointer[dtype, fx.AddressSpace.Global, align or max(dtype.width // 8, 1)]
+        start = fx.recast_iter(kind.ir_type, start)
+    return start if offset is None else start + offset
+
+
+def bounded(start: Any, nbytes: Any, items: int) -> Any:
+    """A run of `nbytes` from the uniform address `start` as a list of items of `items` elements.
+
+    The hardware checks each load against the run: past its end it reads zero and costs no traffic.
+    """
+    limit = fx.Int64(nbytes)
+    view = fx.make_view(fx.rocdl.make_buffer_ptr(start, limit), fx.make_layout(1 << 30, 1))
+    return fx.logical_divide(view, fx.make_layout(items, 1))
+
+
+def load_items(run: Any, index: Any, dtype: Any, items: int, name: str = "keep") -> Any:
+    """Item `index` of a bounded run as a Vector of `items` values; `name` is a row of `cache_bits`."""
+    atom = fx.make_copy_atom(fx.rocdl.BufferCopy(dtype.width * items, BUFFER_BITS[name]), dtype)
+    registers = fx.make_rmem_tensor(items, dtype)
+    fx.copy_atom_call(atom, fx.slice(run, (None, index)), registers)
+    return registers.load()
+
+
+def store_items(run: Any, index: Any, values: Any, dtype: Any, items: int) -> None:
+    """Write `items` values as item `index` of a bounded run; past its end nothing is written."""
+    atom = fx.make_copy_atom(fx.rocdl.BufferCopy(dtype.width * items, 0), dtype)
+    registers = fx.make_rmem_tensor(items, dtype)
+    registers.store(values)
+    fx.copy_atom_call(atom, registers, fx.slice(run, (None, index)))
+
+
+def pairs(values: Any) -> list[Any]:
+    """A Vector of floats as Vectors of two, the operands of the packed fp32 instructions."""
+    return [pair(values[i], values[i + 1]) for i in range(0, values.numel, 2)]
+
+
+def pair(a: Any, b: Any) -> Any:
+    """Two Float32 as one packed operand."""
+    return fx.Vector.from_elements([a, b], fx.Float32)
+
+
+def zero_pairs(count: int) -> list[Any]:
+    """`count` packed accumulators of zero."""
+    return [fx.Vector.filled(2, 0.0, fx.Float32) for _ in range(count)]
+
+
+def fold(accumulator: Any) -> Any:
+    """The sum of a packed accumulator's two halves."""
+    return accumulator[0] + accumulator[1]
+
+
+def choose_lanes(items: int) -> int:
+    """Lanes a row for `items` 16-byte items: the widest of 64, 32, 16 within a tenth of the best use of lanes."""
+    use = {lanes: items / (-(-items // lanes) * lanes) for lanes in (64, 32, 16)}
+    return next(lanes for lanes, share in use.items() if share >= 0.9 * max(use.values()))
+
+
+def gather_sums(partials: list[Any], lanes: int) -> tuple[list[tuple[Any, Any]], Any]:
+    """Sum each of the per-lane partials over its group and leave one finished sum on each lane.
+
+    Returns ([(sum, index), ...], group): a lane's sum is that of `partials[index]` over its group; an index that is not
+    below `len(partials)` comes with a sum of no use. Each entry of the list finishes up to `lanes` partials. Two lane
+    exchanges fold two partials into one register: n sums cost about 3n instructions, separate reductions 11n.
+    """
+    values = list(partials)
+    values += [fx.Float32(0.0)] * (-len(values) % (lanes // 16))
+    for distance in (32, 16):
+        if lanes > distance:
+            swapped = [fn.permlane_swap(values[i], values[i + 1], distance) for i in range(0, len(values), 2)]
+            values = [a + b for a, b in swapped]
+    lane = lane_index()
+    column, row = lane % 16, lane // 16
+    # Which partial of a register's 1, 2 or 4 a row of 16 lanes holds after the exchanges.
+    share, group = {
+        64: ((row % 2) * 2 + row // 2, fx.Int32(0)),
+        32: (row % 2, row // 2),
+        16: (fx.Int32(0), row),
+    }[lanes]
+    finished = []
+    for first in range(0, len(values), 16):
+        total = fx.Float32(0.0)
+        for i, value in enumerate(values[first : first + 16]):
+            total = (column == i).select(fn.coop.warp_sum(value, width=16), total)
+        finished.append((total, (column + first) * (lanes // 16) + share))
+    return finished, group
+
+
+__all__ = [
+    "MAX_RUN_BYTES",
+    "NOWHERE",
+    "STREAM",
+    "WAVE",
+    "bounded",
+    "choose_lanes",
+    "flyc",
+    "fold",
+    "fx",
+    "gather_sums",
+    "lane_index",
+    "load_items",
+    "pair",
+    "pairs",
+    "pointer",
+    "range_constexpr",
+    "store_items",
+    "wave_index",
+    "zero_pairs",
+]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 _HERE = "dieplace.kernels.flydsl"
 OPS: dict[str, str] = {
+    "rmsnorm": f"{_HERE}.norm:rmsnorm",
+    "qk_norm": f"{_HERE}.norm:qk_norm",
+    "rope_kv_append": f"{_HERE}.rope:rope_kv_append",
     "gemv_bf16": f"{_HERE}.gemv:gemv_bf16",
     "gemv_mxfp4": f"{_HERE}.gemv:gemv_mxfp4",
 }

@@ -68,6 +68,16 @@ def store_items(run: Any, index: Any, values: Any, dtype: Any, items: int) -> No
     fx.copy_atom_call(atom, registers, fx.slice(run, (None, index)))
 
 
+def shared(dtype: Any, *shape: int) -> Any:
+    """An array of the workgroup in LDS, row-major; each call makes another one."""
+    count, strides = 1, []
+    for extent in reversed(shape):
+        strides.insert(0, count)
+        count *= extent
+    array = fx.SharedAllocator().allocate(fx.Array[dtype, count, 16]).peek()
+    return array.view(fx.make_layout(shape if len(shape) > 1 else count, tuple(strides) if len(shape) > 1 else 1))
+
+
 def pairs(values: Any) -> list[Any]:
     """A Vector of floats as Vectors of two, the operands of the packed fp32 instructions."""
     return [pair(values[i], values[i + 1]) for i in range(0, values.numel, 2)]
@@ -141,6 +151,7 @@ __all__ = [
     "pairs",
     "pointer",
     "range_constexpr",
+    "shared",
     "store_items",
     "wave_index",
     "zero_pairs",

@@ -19,6 +19,7 @@ from dieplace.modes import Mode
 if TYPE_CHECKING:
     from dieplace.backends.base import Backend
     from dieplace.memory import Buffer
+    from dieplace.partition.plan import Plan
     from dieplace.policy import Policy
 
 SCHEMA = "dieplace/machine/1"
@@ -197,6 +198,14 @@ class Machine:
             )
         self.check_fresh()
         return self.session
+
+    def plan(
+        self, mode: str | Mode | Mapping[str, str | Mode], cards: Sequence[str] | str | None = None, **options: Any
+    ) -> Plan:
+        """Steps to another partition mode on `cards` (all by default); changes nothing. See `partition.plan`."""
+        from dieplace.partition import plan
+
+        return plan(self, mode, cards, **options)
 
     def check_fresh(self) -> None:
         """Raise StaleMachine when boot id or KFD generation id differ from those at discovery."""

@@ -1,0 +1,310 @@
+"""`dieplace partition`: show, plan, set, apply, assert, export, restore."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from dieplace.cli import render
+from dieplace.cli.options import settings
+from dieplace.cli.partition_show import devices_table, show_answer
+from dieplace.errors import Unsupported, UsageError
+from dieplace.modes import Mode
+from dieplace.partition.blocking import busy
+from dieplace.partition.control import Control, check_unit
+from dieplace.partition.entry import build, carry_out, control_of, plan_restore
+from dieplace.partition.execute import Outcome, require_privilege
+from dieplace.partition.facts import NodeFacts
+from dieplace.partition.journal import Record, standing
+from dieplace.partition.plan import Plan, lines, targets_text
+from dieplace.partition.profile import export as export_profile
+from dieplace.partition.profile import read_profile, resolve, select
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@click.group()
+def partition() -> None:
+    """Show, plan, switch and restore partition modes.
+
+    A mode is a compute and a memory mode, such as SPX/NPS1 or DPX/NPS2. `plan` and --dry-run change nothing; `set`
+    and `apply` check everything first, verify afterwards, and `restore` leads back.
+    """
+
+
+def _options(*decorators: Decorator) -> Decorator:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+_CARDS = click.option(
+    "--card",
+    "cards",
+    multiple=True,
+    metavar="CARD",
+    help="A card by id, index, PCI address or UUID, or all (the default); may be given again.",
+)
+_ROCM = click.option("--rocm-path", metavar="DIR", help="Use AMD's library from this ROCm instead of the default one.")
+_UNVALIDATED = click.option(
+    "--allow-unvalidated", is_flag=True, help="Take a mode that the driver offers and AMD does not list as supported."
+)
+_UNITS = click.option(
+    "--stop-service",
+    "units",
+    multiple=True,
+    metavar="UNIT",
+    help="Stop this systemd unit for the switch, and start it again; may be given again.",
+)
+_PROFILE = _options(
+    click.option("-f", "--file", "path", required=True, metavar="FILE", help="A TOML profile."),
+    click.option("--profile", metavar="NAME", help="The named mode in it; not needed where there is one."),
+)
+_CHANGING = _options(
+    click.option("--dry-run", is_flag=True, help="Only the plan: the same checks, no write."),
+    click.option("-y", "--yes", is_flag=True, help="Do not ask. Skips the question, never the checks."),
+    click.option(
+        "--wait",
+        type=click.FloatRange(min=0, max=86400),
+        default=0.0,
+        metavar="SECONDS",
+        help="Wait so long for blockers or another switch to end.",
+    ),
+    _ROCM,
+)
+
+
+@partition.command("show")
+@click.pass_context
+def show_command(ctx: click.Context) -> None:
+    """Show each card's mode, what it offers, its devices, and what is pending."""
+    control, facts = _node(ctx, None)
+    show_answer(ctx, control, facts)
+
+
+@partition.command("plan")
+@click.argument("mode")
+@_CARDS
+@_UNVALIDATED
+@_UNITS
+@_ROCM
+@click.pass_context
+def plan_command(
+    ctx: click.Context,
+    mode: str,
+    cards: tuple[str, ...],
+    allow_unvalidated: bool,
+    units: tuple[str, ...],
+    rocm_path: str | None,
+) -> None:
+    """Print the steps to MODE, whom they disturb, what blocks them and the undo. Changes nothing."""
+    wanted = Mode.parse(mode)
+    control, facts = _node(ctx, rocm_path)
+    _answer_plan(ctx, _build(control, facts, _on(facts, cards, wanted), allow_unvalidated, units))
+
+
+@partition.command("set")
+@click.argument("mode")
+@_CARDS
+@_UNVALIDATED
+@_UNITS
+@_CHANGING
+@click.pass_context
+def set_command(
+    ctx: click.Context,
+    mode: str,
+    cards: tuple[str, ...],
+    allow_unvalidated: bool,
+    units: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+    wait: float,
+    rocm_path: str | None,
+) -> None:
+    """Switch cards to MODE, verify, and remember how to get back."""
+    wanted = Mode.parse(mode)
+    control, facts = _node(ctx, rocm_path)
+    made = _build(control, facts, _on(facts, cards, wanted), allow_unvalidated, units)
+    _switch(ctx, made, control, dry_run=dry_run, yes=yes, wait_s=wait)
+
+
+@partition.command("apply")
+@_PROFILE
+@_UNVALIDATED
+@_UNITS
+@_CHANGING
+@click.pass_context
+def apply_command(
+    ctx: click.Context,
+    path: str,
+    profile: str | None,
+    allow_unvalidated: bool,
+    units: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+    wait: float,
+    rocm_path: str | None,
+) -> None:
+    """Bring the node to a named mode of a profile; nothing happens where it is so already."""
+    entries = read_profile(path).named(profile)
+    control, facts = _node(ctx, rocm_path)
+    made = _build(control, facts, resolve(facts, entries), allow_unvalidated, units)
+    _switch(ctx, made, control, dry_run=dry_run, yes=yes, wait_s=wait)
+
+
+@partition.command("assert")
+@click.argument("mode", required=False)
+@_CARDS
+@click.option("-f", "--file", "path", metavar="FILE", help="Check a profile instead of MODE.")
+@click.option("--profile", metavar="NAME", help="The named mode in it; not needed where there is one.")
+@click.pass_context
+def assert_command(
+    ctx: click.Context, mode: str | None, cards: tuple[str, ...], path: str | None, profile: str | None
+) -> None:
+    """Exit 0 when the cards are in MODE, 1 when they are not. Changes nothing."""
+    if (mode is None) == (path is None):
+        raise UsageError("name either a MODE or a profile with -f", hint="dieplace partition assert DPX/NPS2")
+    if path is None and profile is not None:
+        raise UsageError("--profile names a mode in a file", hint="add -f FILE")
+    if path is not None and cards:
+        raise UsageError("a profile names its own cards", hint="leave --card out")
+    entries = read_profile(path).named(profile) if path is not None else None
+    asked = Mode.parse(mode) if mode is not None else None
+    _, facts = _node(ctx, None)
+    wanted = resolve(facts, entries) if entries is not None else _on(facts, cards, asked)
+    rows = [
+        {"card": card, "bdf": facts.card(card).bdf, "asked": str(want), "found": _text(facts.card(card).mode)}
+        for card, want in wanted.items()
+    ]
+    wrong = [row for row in rows if row["asked"] != row["found"]]
+    told = [
+        f"{row['card']} ({row['bdf']}) is in {row['found'] or 'no readable mode'}, not {row['asked']}" for row in wrong
+    ]
+    said = told or [f"{targets_text(wanted)}: yes"]
+    render.answer(ctx, "partition-assert/1", {"cards": rows}, source=_source(ctx), ok=not wrong, table=lambda: said)
+    if wrong:
+        ctx.exit(1)
+
+
+@partition.command("export")
+@click.option("--profile", default="current", show_default=True, metavar="NAME", help="The name to give the mode.")
+@click.pass_context
+def export_command(ctx: click.Context, profile: str) -> None:
+    """Print the node's modes as a profile that `apply` takes."""
+    control, facts = _node(ctx, None)
+    text = export_profile(facts, profile)
+    payload = {"profile": text, "name": profile, "cards": {card.bdf: str(card.mode) for card in facts.cards}}
+    render.answer(ctx, "partition-export/1", payload, source=control.source, table=lambda: [text.rstrip("\n")])
+
+
+@partition.command("restore")
+@_CHANGING
+@click.pass_context
+def restore_command(ctx: click.Context, dry_run: bool, yes: bool, wait: float, rocm_path: str | None) -> None:
+    """Lead back to the state before the last switch, also an interrupted one."""
+    control, _ = _node(ctx, rocm_path, loaded=False)
+    _switch(ctx, plan_restore(control), control, dry_run=dry_run, yes=yes, wait_s=wait)
+
+
+def _node(ctx: click.Context, rocm_path: str | None, *, loaded: bool = True) -> tuple[Control, NodeFacts]:
+    """The control and facts of the chosen node: not probed, because an interrupted switch may have left no driver."""
+    from dieplace.discover import make_backend
+
+    chosen = settings(ctx)
+    control = control_of(make_backend(_source_name(ctx), node=chosen.node), rocm_path)
+    facts = control.read()
+    if loaded and not facts.cards and not facts.driver_loaded:
+        raise Unsupported(
+            "there is no AMD Instinct card on this node, or its driver is not loaded",
+            hint="run: dieplace doctor; or try an emulated node with --backend emulated",
+        )
+    return control, facts
+
+
+def _source_name(ctx: click.Context) -> str:
+    return settings(ctx).backend or "amd"
+
+
+def _source(ctx: click.Context) -> str:
+    return {"amd": "live"}.get(_source_name(ctx), _source_name(ctx))
+
+
+def _on(facts: NodeFacts, cards: tuple[str, ...], mode: Mode | None) -> dict[str, Mode]:
+    assert mode is not None
+    return dict.fromkeys(select(facts, cards or None), mode)
+
+
+def _build(
+    control: Control, facts: NodeFacts, wanted: Mapping[str, Mode], allow_unvalidated: bool, units: tuple[str, ...]
+) -> Plan:
+    checked = tuple(check_unit(unit) for unit in units)
+    return build(control, facts, wanted, allow_unvalidated=allow_unvalidated, units=checked)
+
+
+def _answer_plan(ctx: click.Context, made: Plan) -> None:
+    payload = {"plan": made.to_json(), "changes": not made.empty}
+    render.answer(ctx, "partition-plan/1", payload, source=made.source, table=lambda: lines(made))
+
+
+def _switch(ctx: click.Context, made: Plan, control: Control, *, dry_run: bool, yes: bool, wait_s: float) -> None:
+    made = replace(made, command=_command_as_root())
+    if dry_run:
+        _answer_plan(ctx, made)
+        return
+    if not made.empty:
+        require_privilege(made, control)
+        if (made.blockers or made.incomplete) and not wait_s:
+            raise busy(made.blockers, made.incomplete)
+        for line in lines(made):
+            # Nobody should answer a question about a plan that -q has hidden.
+            render.say(ctx, line) if yes else render.note(line)
+        render.confirm(ctx, f"Switch to {targets_text(made.targets)}?", yes=yes)
+    started = time.monotonic()
+    outcome = carry_out(
+        made,
+        control,
+        wait_s=wait_s,
+        progress=lambda text: render.say(ctx, f"[{time.monotonic() - started:6.1f} s] {text}"),
+    )
+    _answer_outcome(ctx, made, control, outcome)
+
+
+def _answer_outcome(ctx: click.Context, made: Plan, control: Control, outcome: Outcome) -> None:
+    facts = outcome.facts
+    told = standing(Record(control.store), facts)
+    verb = "already" if outcome.word == "already" else "verified"
+    head = f"{targets_text(made.targets)}: {verb}, {facts.device_count} logical devices."
+    payload = {
+        "outcome": outcome.word,
+        "targets": {card: str(mode) for card, mode in made.targets.items()},
+        "devices": [f"{card.id}/p{device.partition}" for card in facts.cards for device in card.devices],
+        "said": list(outcome.said),
+        "standing": list(told),
+    }
+    render.answer(
+        ctx,
+        "partition-set/1",
+        payload,
+        source=made.source,
+        table=lambda: [head, *outcome.said, *told, "", devices_table(facts)],
+    )
+
+
+def _command_as_root() -> str:
+    """The command line that was given, for sudo, with the program by absolute path (sudo has a PATH of its own)."""
+    program = sys.argv[0] if os.path.isabs(sys.argv[0]) else os.path.abspath(sys.argv[0])
+    return shlex.join(["sudo", program, *sys.argv[1:]])
+
+
+def _text(mode: Mode | None) -> str | None:
+    return str(mode) if mode is not None else None

@@ -1,0 +1,39 @@
+"""The partitioning group of the backend seam, in terms of a control: shared by every backend that can partition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dieplace.backends.base import Backend, Holders
+from dieplace.machine import Card
+from dieplace.modes import Mode
+from dieplace.partition.entry import build, carry_out, control_of
+from dieplace.partition.support import offered_modes
+
+
+def modes(session: Backend, card: Card) -> tuple[Mode, ...]:
+    """Every mode the card can be asked for: the driver's word where it gives one without a write."""
+    return offered_modes(control_of(session, None).read().card(card.bdf))
+
+
+def mode(session: Backend, card: Card) -> Mode | None:
+    """The card's mode now, or None where it cannot be read."""
+    return control_of(session, None).read().card(card.bdf).mode
+
+
+def set_mode(session: Backend, card: Card, mode: Mode) -> None:
+    """Switch one card through the same plan, checks, journal and verification as everybody."""
+    control = control_of(session, None)
+    facts = control.read()
+    carry_out(replace(build(control, facts, {facts.card(card.bdf).id: mode}), session=session), control)
+
+
+def holders(session: Backend, card: Card | None = None) -> Holders:
+    """Who holds the node, or one card of it."""
+    control = control_of(session, None)
+    found = control.holders()
+    if card is None:
+        return found
+    name = control.read().card(card.bdf).id
+    mine = tuple(h for h in found.holders if not h.devices or any(d.split("/")[0] == name for d in h.devices))
+    return Holders(mine, found.incomplete)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 GIB = 1 << 30
-_FIRMWARE_RESERVE_BYTES = 16 << 20  # 192 GiB - 16 MiB is what MI300X partitions add up to (k8s-gpu-dra-driver issue 20)
+FIRMWARE_RESERVE_BYTES = 16 << 20  # what the partitions of MI300X and MI308X together fall short of 192 GiB
 _SPEC_TABLE = "rocprofiler-compute mi_gpu_spec.yaml; AMD data sheets"
 _CDNA3_VF, _CDNA4_VF = 0x14, 0x10  # what a virtual function adds to the PCI id
 
@@ -62,13 +62,13 @@ class Part:
 
 def _cdna3(name: str, pci_id: int, xccs: int, cus: int, gib: int, caps: tuple[str, ...], **more: object) -> Part:
     base = {"dies": 4, "stacks_per_die": 2, "decoders": 4, "jpeg_rings_per_decoder": 8, "xgmi_mb_per_s": 64000}
-    fields = {**base, "hbm_bytes": gib * GIB - _FIRMWARE_RESERVE_BYTES, **more}
+    fields = {**base, "hbm_bytes": gib * GIB - FIRMWARE_RESERVE_BYTES, **more}
     return Part(name, pci_id, pci_id + _CDNA3_VF, "gfx942", 90402, xccs, cus, memory_caps=caps, **fields)  # type: ignore[arg-type]
 
 
 def _cdna4(name: str, pci_id: int, clock_mhz: int) -> Part:
     return Part(
-        name, pci_id, pci_id + _CDNA4_VF, "gfx950", 90500, 8, 32, 2, 4, 288 * GIB - _FIRMWARE_RESERVE_BYTES,
+        name, pci_id, pci_id + _CDNA4_VF, "gfx950", 90500, 8, 32, 2, 4, 288 * GIB - FIRMWARE_RESERVE_BYTES,
         ("NPS1", "NPS2"), cu_slots_per_array=9, xgmi_mb_per_s=76800, engine_clock_mhz=clock_mhz,
         whys={
             "hbm_bytes": _NO_BYTES,
@@ -91,8 +91,7 @@ _ALL = (
     _cdna3("MI325X", 0x74A5, 8, 38, 256, ("NPS1",), engine_clock_mhz=2100, whys={"hbm_bytes": _NO_BYTES}),
     _cdna3("MI300X", 0x74A1, 8, 38, 192, ("NPS1", "NPS2", "NPS4"), engine_clock_mhz=2100, memory_clock_mhz=1300,
            source=f"{_SPEC_TABLE}; bytes: k8s-gpu-dra-driver issue 20, ROCm issue 4750; engines: amdsmi issue 132"),
-    _cdna3("MI308X", 0x74A2, 4, 20, 192, ("NPS1",), engine_clock_mhz=1420, memory_clock_mhz=1300,
-           hbm_bytes=4 * 51_539_607_552, dies=None, stacks_per_die=None, decoders=None, jpeg_rings_per_decoder=None,
+    _cdna3("MI308X", 0x74A2, 4, 20, 192, ("NPS1",), engine_clock_mhz=1420, memory_clock_mhz=1300, dies=None, stacks_per_die=None, decoders=None, jpeg_rings_per_decoder=None,
            whys={"dies": _NOT_READ, "stacks_per_die": _NOT_READ, "decoders": _NOT_READ},
            source="k8s-device-plugin testdata/topology-parsing-mi308 (a recorded node)"),
     _cdna3("MI300A", 0x74A0, 6, 38, 128, (), apu=True, hbm_bytes=128 * GIB, decoders=None,

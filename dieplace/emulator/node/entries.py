@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import dataclass
 
 from dieplace.modes import partitions_of
+from dieplace.parts import FIRMWARE_RESERVE_BYTES
 
 from .state import NodeState
 
@@ -117,14 +118,18 @@ def gpu_ids(state: NodeState) -> dict[tuple[int, int], int]:
     return ids
 
 
-def share_bytes(state: NodeState, card: int) -> int | None:
+def share_bytes(state: NodeState, card: int, partition: int) -> int | None:
     """What one partition may allocate: its share, or its whole memory range where the cap is lifted (ALL)."""
     total = state.model.hbm_bytes
     if total is None:
         return None
     if state.cards[card].alloc_mode == "ALL" and state.style.mem_alloc_mode:
         return total // int(state.memory_of(card)[3:])
-    return total // max(partitions(state, card), 1)
+    count = max(partitions(state, card), 1)
+    if state.style.reserve == "spread":
+        return total // count
+    nominal = (total + FIRMWARE_RESERVE_BYTES) // count
+    return nominal if partition < count - 1 else total - nominal * (count - 1)
 
 
 IDLE_USED_BYTES = 2_907_979_776  # the recorded MI308X node, every card

@@ -73,6 +73,13 @@ def open_or_create(directory: str | Path | None = None) -> Node:
     return open_node(home)
 
 
+def reset(node: Node) -> None:
+    """Put a node back as it was made: same part, cards, styles and user, SPX/NPS1, nothing pending, held or broken."""
+    old = node.state
+    fresh = _first_state(old.model, len(old.cards), "SPX/NPS1", old.style, old.uid)
+    node.replace_state(fresh)
+
+
 def _part(name: str) -> Part:
     found = next((part for part in PARTS.values() if part.name.lower() == str(name).lower()), None)
     if found is None:

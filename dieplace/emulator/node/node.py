@@ -213,6 +213,10 @@ class Node:
         """Forget every fault that has not happened yet."""
         self._step(lambda state: (replace(state, faults=()), None))
 
+    def replace_state(self, state: NodeState) -> None:
+        """Put another state in the place of this one, as one event."""
+        self._step(lambda _: (state, None))
+
     def note(self, line: str) -> None:
         """Add a line to the kernel log."""
         self._step(lambda state: (driver.noted(state, line), None))

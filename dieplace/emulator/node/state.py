@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from dieplace.errors import UsageError
+from dieplace.modes import MEMORY_WORDS
 from dieplace.parts import PARTS, Part
 
 SCHEMA = "dieplace/emulated-node/1"
@@ -34,6 +35,7 @@ class Style:
     nps_configs: bool = True  # compute_partition_config/supported_nps_configs exists
     config_folder: bool = True  # compute_partition_config exists
     xcp_card_nodes: bool = True
+    reserve: str = "spread"  # the firmware's 16 MiB: off every partition | last: off the last one (recorded MI308X)
     virtual_function: bool = False
     product_name: bool = True
     vfio_cards: tuple[int, ...] = ()
@@ -59,6 +61,7 @@ CHOICES = {
     "auto_rule": ("newer", "older"),
     "lock": ("gpu", "node"),
     "domains": ("one", "two"),
+    "reserve": ("spread", "last"),
     "nps_after_reboot": ("keep", "NPS1"),
 }
 
@@ -156,6 +159,10 @@ class NodeState:
         """The card with this BDF."""
         return next((i for i, card in enumerate(self.cards) if card.bdf == bdf), None)
 
+    def style_differences(self) -> dict[str, Any]:
+        """The styles in which this node is not the usual one."""
+        return {f.name: getattr(self.style, f.name) for f in fields(Style) if getattr(self.style, f.name) != f.default}
+
     def with_card(self, index: int, **changes: Any) -> NodeState:
         """A copy in which one card differs."""
         cards = list(self.cards)
@@ -199,11 +206,32 @@ def check_style(words: dict[str, Any]) -> Style:
             raise UsageError(f"style {name} cannot be {value!r}", hint=f"it is one of {', '.join(CHOICES[name])}")
     style = Style(**_tuples(words))
     _check_numbers(style)
+    bad = set(style.nps_caps or ()) - set(MEMORY_WORDS)
+    if bad or any(not isinstance(card, int) or card < 0 for card in style.vfio_cards):
+        raise UsageError(
+            "styles nps_caps and vfio_cards are lists of memory modes and of card numbers",
+            hint=f"memory modes are {', '.join(MEMORY_WORDS)}",
+        )
     return style
 
 
+def style_from_text(name: str, text: str) -> Any:
+    """The value that a word on a command line means for this style: by the type of its default."""
+    default = next((f.default for f in fields(Style) if f.name == name), None)
+    try:
+        if isinstance(default, bool):
+            return {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}[text.lower()]
+        if isinstance(default, int | float):
+            return type(default)(text)
+        if name == "vfio_cards":
+            return tuple(int(part) for part in text.split(",") if part)
+    except (KeyError, ValueError):
+        raise UsageError(f"style {name} cannot be {text!r}", hint=f"it is like {default!r}") from None
+    return tuple(text.upper().split(",")) if name == "nps_caps" else text
+
+
 def _check_numbers(style: Style) -> None:
-    limits = {"cpu_nodes": (1, 16), "cores_per_node": (1, 256), "threads_per_core": (1, 8), "other_render": (0, 63),
+    limits = {"cpu_nodes": (1, 16), "cores_per_node": (1, 256), "threads_per_core": (1, 8), "other_render": (0, 7),
               "hives": (1, 64), "slow_start_s": (0, 3600), "slow_eperm_s": (0, 3600)}  # fmt: skip
     for name, (low, high) in limits.items():
         value = getattr(style, name)

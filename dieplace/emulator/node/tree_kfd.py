@@ -111,7 +111,7 @@ def _gpu_node(state: NodeState, node: int, card: int, p: int, gpus: list[tuple[i
         f"{home}/name": File("ip discovery\n"),
         f"{home}/properties": File(_lines(head)),
     }
-    share = share_bytes(state, card)
+    share = share_bytes(state, card, p)
     if share is not None:
         bank = {"heap_type": 1, "size_in_bytes": share, "flags": 0, "width": 8192}
         if state.model.memory_clock_mhz is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from dieplace.cli.render import gigabytes
+from dieplace.cli.render import amount, count_of
 from dieplace.machine import Card, Device, Domain, Machine
 
 DEVICE_COLOURS = ("#3b6fb6", "#c8641f", "#3f8f4f", "#8a4fa0", "#b03a48", "#1f8a8a", "#8c6d1f", "#5c5c5c")
@@ -49,10 +49,10 @@ def draw(found: Machine, title: str) -> str:
         parts += [_line(x, joints[0], x, joints[-1], 3)]
         parts += [_line(x, joint, MARGIN, joint, 3) for joint in joints]
     parts += _legend(found, y + 8)
-    body = "\n".join(parts)
+    body = "\n".join(['<rect width="100%" height="100%" fill="#ffffff"/>', *parts])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="Helvetica, Arial, sans-serif">\n<rect width="100%" height="100%" fill="#ffffff"/>\n{body}\n</svg>\n'
+        f'font-family="Helvetica, Arial, sans-serif">\n{body}\n</svg>\n'
     )
 
 
@@ -61,11 +61,11 @@ def _rows(found: Machine) -> list[_Row]:
     nodes = list(dict.fromkeys(card.numa_node for card in found.cards))
     for node in nodes:
         host = next((d for d in found.domains if d.card is None and d.numa_node == node), None)
-        label = f"{host.id}   {gigabytes(host.total_bytes)} GB" if host else "no CPU node known"
+        label = f"{host.id} · {amount(host.total_bytes)}" if host else "no CPU node known"
         cards = [card for card in found.cards if card.numa_node == node]
         rows += [_Row(label, tuple(cards[i : i + PER_ROW])) for i in range(0, len(cards), PER_ROW)]
     if not rows:
-        rows = [_Row(f"{d.id}   {gigabytes(d.total_bytes)} GB", ()) for d in found.domains]
+        rows = [_Row(f"{d.id} · {amount(d.total_bytes)}", ()) for d in found.domains]
     return rows
 
 
@@ -116,9 +116,9 @@ def _draw_row(found: Machine, row: _Row, y: float, tall: int, width: int, fabric
 
 def _draw_card(found: Machine, card: Card, x: float, y: float) -> Iterator[str]:
     yield _box(x, y, CARD_WIDTH, _card_height(card), "#fbfbfb", "#333333", radius=6)
-    yield _text(x + PAD, y + 19, f"{card.id}   {card.part or 'unknown part'}", size=14, weight="bold")
+    yield _text(x + PAD, y + 19, f"{card.id} · {card.part or 'unknown part'}", size=14, weight="bold")
     yield _text(x + CARD_WIDTH - PAD, y + 19, str(card.mode or "mode unknown"), size=13, anchor="end")
-    yield _text(x + PAD, y + 37, f"{card.bdf}   {gigabytes(card.hbm_bytes)} GB", size=11, fill="#555555")
+    yield _text(x + PAD, y + 37, f"{card.bdf} · {amount(card.hbm_bytes)}", size=11, fill="#555555")
     dies = card.dies or 1
     across = min(dies, 2)
     wide = (CARD_WIDTH - (across + 1) * PAD) / across
@@ -171,7 +171,7 @@ def _memory_line(domains: list[Domain]) -> str:
     name = domain.id.split("/")[1]
     if len(domain.dies) > 1:
         return f"part of {name}"
-    return f"{name}  {gigabytes(domain.total_bytes)} GB"
+    return f"{name} · {amount(domain.total_bytes)}"
 
 
 def _owners(found: Machine, card: Card, die: int | None) -> list[Device]:
@@ -187,7 +187,7 @@ def _devices_line(devices: tuple[Device, ...]) -> str:
     first = devices[0]
     indices = [d.runtime_index for d in devices if d.runtime_index is not None]
     shown = f"index {indices[0]}" if len(indices) == 1 else f"index {indices[0]}-{indices[-1]}" if indices else "hidden"
-    each = f"{first.xccs or '-'} XCDs, {first.cus or '-'} CUs"
+    each = f"{count_of(first.xccs, 'XCD')}, {count_of(first.cus, 'CU')}"
     if first.whole_card:
         return f"whole card: {each}, {shown}"
     return f"{len(devices)} devices of {each}, {shown}"
@@ -195,15 +195,11 @@ def _devices_line(devices: tuple[Device, ...]) -> str:
 
 def _legend(found: Machine, y: float) -> Iterator[str]:
     many_dies = any(card.dies and card.dies > 1 for card in found.cards)
-    yield _text(
-        MARGIN, y + 12, "Squares: XCDs, coloured and named by logical device. Blocks under them: HBM stacks, coloured by memory "
-        "domain." + (" Red: the link between dies." if many_dies else ""), size=12, fill="#444444",
-    )  # fmt: skip
+    squares = "Squares: XCDs, coloured and named by logical device. Blocks: HBM stacks, coloured by memory domain."
+    yield _text(MARGIN, y + 12, squares + (" Red: the link between dies." if many_dies else ""), fill="#444444")
     if many_dies:
-        yield _text(
-            MARGIN, y + 30, "Die numbers follow the driver's XCD order; the physical order was not read anywhere.",
-            size=12, fill="#444444",
-        )  # fmt: skip
+        order = "Die numbers follow the driver's XCD order; the physical order was not read anywhere."
+        yield _text(MARGIN, y + 30, order, fill="#444444")
 
 
 def _text(

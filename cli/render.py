@@ -277,6 +277,16 @@ def gigabytes(value: int | float | None) -> str:
     return "-" if value is None else f"{value / 1e9:,.1f}"
 
 
+def amount(value: int | float | None) -> str:
+    """Bytes as decimal GB with the unit, in words where unknown."""
+    return "size unknown" if value is None else f"{gigabytes(value)} GB"
+
+
+def count_of(value: int | None, noun: str) -> str:
+    """`4 XCDs`, `1 XCD`, `XCDs unknown`."""
+    return f"{noun}s unknown" if value is None else f"{value} {noun}{'' if value == 1 else 's'}"
+
+
 def legend(whys: Mapping[str, str] | Sequence[str]) -> list[str]:
     """Lines under a table that say why a cell is `-`."""
     items = [f"{key}: {why}" for key, why in whys.items()] if isinstance(whys, Mapping) else list(whys)

@@ -71,7 +71,7 @@ def layout(table: Table, *, width: int = 80, bold: bool = False) -> str:
     for row in cells:
         lines += _lines(row, widths, table.columns)
     for remark in table.notes:
-        lines += textwrap.wrap(remark, width, subsequent_indent="  ") or [""]
+        lines += textwrap.wrap(remark, width, subsequent_indent="  ", break_on_hyphens=False) or [""]
     return "\n".join(lines) + "\n"
 
 
@@ -106,7 +106,7 @@ def _fit(headers: list[str], cells: list[list[str]], columns: Sequence[Column], 
 
 
 def _lines(cells: list[str], widths: list[int], columns: Sequence[Column]) -> list[str]:
-    stacks = [textwrap.wrap(cell, w) or [""] for cell, w in zip(cells, widths, strict=True)]
+    stacks = [textwrap.wrap(cell, w, break_on_hyphens=False) or [""] for cell, w in zip(cells, widths, strict=True)]
     lines = []
     for depth in range(max(len(stack) for stack in stacks)):
         parts = [stack[depth] if depth < len(stack) else "" for stack in stacks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from dieplace.cli.options import DRAWINGS, FORMATS, machine, settings
 from dieplace.cli.table import Column, Table
 from dieplace.machine import Card, Device, Domain, Machine
 
-ORDER_NOTE = "Die numbers follow the driver's XCD order; that it is the physical order was not read anywhere."
+ORDER_NOTE = "note: die numbers follow the driver's XCD order; the physical order was not read"
 
 
 @click.command("list")
@@ -39,8 +40,9 @@ def _list_body(found: Machine, rows: list[dict[str, Any]], told: list[str]) -> I
     if not rows:
         yield Table(_DOMAIN_COLUMNS, [domain_row(d) for d in found.domains], title_of(found), notes)
         return
-    parts = {row["part"] for row in rows}
-    columns = [column for column in _DEVICE_COLUMNS if column.key != "part" or len(parts) > 1]
+    several = len({row["part"] for row in rows}) > 1
+    shown = _NVIDIA_COLUMNS if is_nvidia(found.cards[0]) else _DEVICE_COLUMNS
+    columns = [column for column in shown if column.key != "part" or several]
     yield Table(columns, rows, title_of(found), [*_dashes(columns, rows), *notes])
 
 
@@ -126,14 +128,23 @@ def with_whys(row: dict[str, Any], whys: dict[str, str]) -> dict[str, Any]:
     return out
 
 
+def is_nvidia(card: Card) -> bool:
+    """Whether a card is NVIDIA's, live or replayed: its mode, XCDs and render node are then not worth a column."""
+    return (card.part or "").startswith("NVIDIA")
+
+
 def title_of(found: Machine) -> str:
     """One line: what the node is, and whether it is a real one."""
     kinds: dict[str, int] = {}
     for card in found.cards:
-        text = f"{card.part or 'unknown part'} in {card.mode or 'an unknown mode'}"
+        mode = card.mode or (None if is_nvidia(card) else "an unknown mode")
+        text = f"{card.part or 'unknown part'}" + (f" in {mode}" if mode else "")
         kinds[text] = kinds.get(text, 0) + 1
-    what = ", ".join(f"{count} x {kind}" for kind, count in kinds.items()) or f"{len(found.domains)} host domains"
-    return f"{found.source} node ({found.backend}): {what}, {len(found.devices)} logical devices"
+    what = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    where = f"{found.source} node" + (f" ({found.backend})" if found.backend != found.source else "")
+    if not found.cards:
+        return f"{where}: no cards, {render.count_of(len(found.domains), 'host domain')}"
+    return f"{where}: {what}, {render.count_of(len(found.devices), 'logical device')}"
 
 
 def standing(found: Machine) -> list[str]:
@@ -194,11 +205,11 @@ def _tree(found: Machine) -> Iterator[str]:
     nodes += [n for n in dict.fromkeys(card.numa_node for card in found.cards) if n not in nodes]
     for node in nodes:
         host = next((d for d in found.domains if d.card is None and d.numa_node == node), None)
-        size = f"  {render.gigabytes(host.total_bytes)} GB" if host else ""
+        size = f"  {render.amount(host.total_bytes)}" if host else ""
         yield f"{host.id if host else 'no CPU node known'}{size}"
         yield from _branches([_card_branch(found, card) for card in found.cards if card.numa_node == node])
     for note in (*found.notes, *standing(found)):
-        yield f"note: {note}"
+        yield textwrap.fill(f"note: {note}", 80, subsequent_indent="  ")
     if any(card.dies and card.dies > 1 for card in found.cards):
         yield ORDER_NOTE
 
@@ -207,8 +218,8 @@ Branch = tuple[str, list[Any]]
 
 
 def _card_branch(found: Machine, card: Card) -> Branch:
-    mode = str(card.mode) if card.mode else "mode unknown"
-    head = f"{card.id}  {card.part or 'unknown part'}  {card.bdf}  {mode}  {render.gigabytes(card.hbm_bytes)} GB"
+    mode = "" if is_nvidia(card) else f"{card.mode or 'mode unknown'}  "
+    head = f"{card.id}  {card.part or 'unknown part'}  {card.bdf}  {mode}{render.amount(card.hbm_bytes)}"
     domains = found.domains_of(card.id)
     children: list[Branch] = [_domain_branch(found, domain) for domain in domains]
     children += [_device_branch(d) for d in found.devices_of(card.id) if d.domain is None]
@@ -217,15 +228,19 @@ def _card_branch(found: Machine, card: Card) -> Branch:
 
 def _domain_branch(found: Machine, domain: Domain) -> Branch:
     dies = f"die{'s' if len(domain.dies) > 1 else ''} {','.join(map(str, domain.dies))}  " if domain.dies else ""
-    head = f"{domain.id}  {dies}{render.gigabytes(domain.total_bytes)} GB"
+    head = f"{domain.id}  {dies}{render.amount(domain.total_bytes)}"
     return head, [_device_branch(d) for d in found.devices_of(domain.card or "") if d.domain == domain.id]
 
 
 def _device_branch(device: Device) -> Branch:
+    share = "  whole card" if device.whole_card else ""
+    if device.gpu_id is None and device.kfd_node is None:
+        index = "hidden" if device.runtime_index is None else f"CUDA {device.runtime_index}"
+        return f"{device.id}{share}  {render.count_of(device.cus, 'SM')}  {index}", []
     index = "no HIP index" if device.runtime_index is None else f"HIP {device.runtime_index}"
     render_node = (device.render_node or "no render node").rsplit("/", 1)[-1]
-    share = "  whole card" if device.whole_card else ""
-    return f"{device.id}{share}  {device.xccs or '-'} XCDs  {device.cus or '-'} CUs  {render_node}  {index}", []
+    size = f"{render.count_of(device.xccs, 'XCD')}  {render.count_of(device.cus, 'CU')}"
+    return f"{device.id}{share}  {size}  {render_node}  {index}", []
 
 
 def _branches(items: list[Branch], lead: str = "") -> Iterator[str]:
@@ -287,4 +302,14 @@ _DEVICE_COLUMNS = [
     Column("numa_node", "NUMA", right=True),
     Column("render_node", "renderD", right=True, show=_short_render),
     Column("runtime_index", "HIP", right=True),
+]
+_NVIDIA_COLUMNS = [
+    Column("id", "device"),
+    Column("part", "part"),
+    Column("share", "share"),
+    Column("cus", "SMs", right=True),
+    Column("hbm_bytes", "HBM GB", right=True, show=render.gigabytes),
+    Column("domain", "domain"),
+    Column("numa_node", "NUMA", right=True),
+    Column("runtime_index", "CUDA", right=True),
 ]

@@ -37,9 +37,7 @@ def discover(backend: str | None = None, *, node: str | Path | None = None, root
 
 def discover_devices(backend: str | None = None, *, node: str | Path | None = None, root: str | Path = "/") -> Machine:
     """As `discover`, without the links where the backend can leave them out: they are most of the files to read."""
-    opened = open_backend(backend, node=node, root=root)
-    quick: Any = opened
-    return quick.snapshot(links=False) if hasattr(opened, "sysfs") else opened.snapshot()
+    return open_backend(backend, node=node, root=root).snapshot(links=False)
 
 
 def open_backend(backend: str | None = None, *, node: str | Path | None = None, root: str | Path = "/") -> Backend:

@@ -187,3 +187,35 @@ def _well_formed(answers: dict[str, dict[str, Any]]) -> bool:
     return all(isinstance(text, str) for text in texts) and all(
         isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists
     )
+
+
+EXTRA_FILES = (
+    "available_compute_partition",
+    "available_memory_partition",
+    "current_compute_partition",
+    "current_memory_partition",
+    "compute_partition_mem_alloc_mode",
+    "compute_partition_config/supported_xcp_configs",
+    "compute_partition_config/supported_nps_configs",
+    "mem_info_vram_total",
+    "mem_info_vram_used",
+    "product_name",
+    "vbios_version",
+)
+
+
+def record(sysfs: Sysfs, environ: Mapping[str, str], versions: Mapping[str, str | None]) -> dict[str, Any]:
+    """Discover an AMD node once while keeping every answer, and what a mode question would read; as plain data."""
+    from dieplace.backends.amd.backend import AmdBackend
+    from dieplace.backends.amd.cards import drm_cards
+    from dieplace.backends.amd.visibility import VARIABLES
+
+    keeper = RecordingSysfs(sysfs)
+    kept = {name: environ[name] for name in VARIABLES if name in environ}
+    reader = AmdBackend(sysfs=keeper, environ=kept)
+    reader.probe()
+    reader.snapshot()
+    for base in drm_cards(keeper).values():
+        for name in EXTRA_FILES:
+            keeper.read_or_none(f"{base}/{name}")
+    return to_data(keeper, kept, versions)

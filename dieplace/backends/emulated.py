@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dieplace.backends.amd.backend import AmdBackend
 from dieplace.backends.base import Availability
+from dieplace.errors import DieplaceError
+from dieplace.sysfs import Sysfs
 
 if TYPE_CHECKING:
     from dieplace.emulator.memory import EmulatedMemory
@@ -29,17 +31,48 @@ class EmulatedBackend(AmdBackend):
     source = "emulated"
 
     def __init__(self, node: str | Path | Node | None = None, *, environ: Mapping[str, str] | None = None) -> None:
-        from dieplace.emulator.node import open_or_create
-
-        opened: Any = open_or_create(node) if node is None or isinstance(node, (str, Path)) else node
-        self.node: Node = opened
+        self._wanted = node
+        self._opened: tuple[Node, Sysfs] | None = None
         self._memory: EmulatedMemory | None = None
         self._memory_stamp: tuple[str | None, str | None] = (None, None)
-        super().__init__(sysfs=opened.sysfs(), environ=environ)
+        super().__init__(environ=environ)
+
+    @property
+    def node(self) -> Node:
+        """The emulated node itself; opening it makes it where it is not there yet."""
+        return self._open()[0]
+
+    @property
+    def sysfs(self) -> Sysfs:
+        """The node's files, as the emulated driver shows them to its virtual user."""
+        return self._open()[1]
 
     def probe(self) -> Availability:
-        """Always yes: the node is made of files, and an empty one (driver unloaded) is still a node."""
-        return Availability(True, f"an emulated node in {self.node.directory}")
+        """Yes, for the node is made of files, unless its folder is something else; nothing is made yet."""
+        from dieplace.emulator.node import default_directory, open_node
+
+        wanted = self._wanted
+        if wanted is not None and not isinstance(wanted, (str, Path)):
+            return Availability(True, f"an emulated node in {wanted.directory}")
+        folder = Path(wanted) if wanted is not None else default_directory()
+        try:
+            if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+                return Availability(True, f"an emulated node, made in {folder} when it is first used")
+            open_node(folder)
+        except DieplaceError as error:
+            return Availability(False, error.message, error.hint)
+        except OSError as error:
+            return Availability(False, f"{folder}: {error.strerror}", "name another folder with --node")
+        return Availability(True, f"an emulated node in {folder}")
+
+    def _open(self) -> tuple[Node, Sysfs]:
+        if self._opened is None:
+            from dieplace.emulator.node import open_or_create
+
+            wanted = self._wanted
+            node = open_or_create(wanted) if wanted is None or isinstance(wanted, (str, Path)) else wanted
+            self._opened = (node, node.sysfs())
+        return self._opened
 
     @property
     def memory(self) -> EmulatedMemory:

@@ -44,30 +44,30 @@ class ReplayedBackend:
             return Availability(False, f"there is no {self.path}", "record a node with: dieplace env --record FILE")
         return Availability(True, f"a recording in {self.path}")
 
-    def snapshot(self) -> Machine:
+    def snapshot(self, *, links: bool = True) -> Machine:
         """The recorded machine; UsageError for a file that is neither a machine nor a recording."""
         if self.path is None:
             raise UsageError("no recording was named", hint="name one: --backend replayed --node FILE")
         if self.path.is_dir():
-            return self._through(Sysfs(self.path), self.environ or {})
+            return self._through(Sysfs(self.path), self.environ or {}, links)
         data = read_json(self.path)
         if isinstance(data, dict) and data.get("schema") == MACHINE_SCHEMA:
             return replace(Machine.from_json(data), backend=self.name)
         recording = load_recording(data, str(self.path))
         environ = recording.environ if self.environ is None else self.environ
-        return self._through(RecordedSysfs(recording), environ)
+        return self._through(RecordedSysfs(recording), environ, links)
 
     def stamp(self) -> tuple[str | None, str | None]:
         """A recording does not change."""
         return (None, None)
 
-    def _through(self, sysfs: Sysfs, environ: Mapping[str, str]) -> Machine:
+    def _through(self, sysfs: Sysfs, environ: Mapping[str, str], links: bool) -> Machine:
         reader = AmdBackend(sysfs=sysfs, environ=environ)
         reader.source = "replayed"
         answer = reader.probe()
         if not answer.available:
             raise UsageError(f"{self.path} holds no AMD node: {answer.reason}", hint=answer.hint)
-        return replace(reader.snapshot(), backend=self.name)
+        return replace(reader.snapshot(links=links), backend=self.name)
 
 
 def read_json(path: Path) -> Any:

@@ -33,10 +33,15 @@ class AmdBackend:
         sysfs: Sysfs | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self.sysfs = sysfs if sysfs is not None else Sysfs(root)
+        self._sysfs = sysfs if sysfs is not None else Sysfs(root)
         self.environ = os.environ if environ is None else environ
-        if type(self) is AmdBackend and self.sysfs.root != Path("/"):
+        if type(self) is AmdBackend and self._sysfs.root != Path("/"):
             self.source = "replayed"
+
+    @property
+    def sysfs(self) -> Sysfs:
+        """Where all reads of /sys, /proc and /dev go."""
+        return self._sysfs
 
     def probe(self) -> Availability:
         """Yes when KFD lists a GPU, or the driver shows a card that can be partitioned."""

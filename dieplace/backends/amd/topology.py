@@ -182,7 +182,7 @@ def _link(initiator: str, target: str, link: KfdLink, same_card: bool) -> Link:
     elif link.max_bandwidth_mb_per_s:
         bandwidth = Figure(link.max_bandwidth_mb_per_s / 1000, "reported", f"{source} max_bandwidth")
     else:
-        bandwidth = Figure(None, "reported", source, "the driver reports 0, as it does between partitioned cards")
+        bandwidth = Figure(None, "reported", source, "the driver reports 0 for this path")
     latency = (
         Figure(float(link.min_latency), "reported", f"{source} min_latency")
         if link.min_latency
@@ -199,7 +199,7 @@ def _runtime_entries(
     ENOENT and EPERM skip a device; EACCES makes the whole runtime fail (ROCm issue 3144). The key "" holds notes.
     """
     names = {node.number: f"{p.card.id}/p{node.key[3]}" for p in packages for node in p.nodes}
-    unseen = source == "replayed" and not sysfs.exists("/dev/dri")
+    unseen = not sysfs.exists("/dev/dri") and source == "replayed"  # a bare KFD tree: take them as openable
     entries: list[Entry] = []
     hidden: dict[str, list[str]] = {}
     for node in topology.gpus:

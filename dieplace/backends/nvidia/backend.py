@@ -1,0 +1,46 @@
+"""NVIDIA GPUs: discovery through the driver's own libraries. No partitioning; MIG is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dieplace.backends.base import Availability
+from dieplace.backends.nvidia import topology
+from dieplace.backends.nvidia.nvml import Nvml, NvmlError
+from dieplace.errors import BackendError
+from dieplace.machine import Machine
+from dieplace.sysfs import Sysfs
+
+
+class NvidiaBackend:
+    """Each GPU is a card with one device and one domain."""
+
+    name = "nvidia"
+    groups = frozenset({"always"})
+
+    def __init__(self, *, root: str | Path = "/") -> None:
+        self.sysfs = Sysfs(root)
+
+    def probe(self) -> Availability:
+        """Yes when the driver's management library lists a GPU."""
+        if self.sysfs.root != Path("/"):
+            return Availability(False, "the NVIDIA driver answers for the live host only, not for another root")
+        try:
+            with Nvml() as nvml:
+                count, version = len(nvml.gpus()), nvml.version()
+        except NvmlError as error:
+            return Availability(False, str(error), "install the NVIDIA driver")
+        if count == 0:
+            return Availability(False, "the NVIDIA driver lists no GPU")
+        return Availability(True, f"the NVIDIA driver lists {count} GPUs", None, {"nvidia_driver": version})
+
+    def snapshot(self, *, links: bool = True) -> Machine:
+        """The node now."""
+        try:
+            return topology.snapshot(self.sysfs, self)
+        except NvmlError as error:
+            raise BackendError(f"the NVIDIA driver failed: {error}", hint="see: nvidia-smi") from error
+
+    def stamp(self) -> tuple[str | None, str | None]:
+        """(boot id, None): the driver counts no generations."""
+        return (self.sysfs.read_or_none("/proc/sys/kernel/random/boot_id"), None)

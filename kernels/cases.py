@@ -355,7 +355,7 @@ def _flag_set() -> Iterator[Case]:
 
 def _flag_wait() -> Iterator[Case]:
     for n in range(1, 22):
-        status = poisoned((2,), torch.int32)
+        status = torch.zeros(2, dtype=torch.int32)
         yield Case(f"F={n}", {"flag": _flags(n, n + 5), "status": status}, {"value": n + 5, "spin_limit": 64})
 
 

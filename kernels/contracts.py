@@ -296,13 +296,13 @@ _TOKEN_OPS = (
     ),
     Op(
         "handoff_sum",
-        "wait for the other shard's values (every tag must match) and add them to one's own",
+        "wait for the other shard's values, each with its tag, and add them; status += (time-outs, last bad tag)",
         (
             _a("own", _F32, "N"),
             _flag("mailbox", ("int64",), "N"),
             _a("residual", _BF16, "N", optional=True),
             _out("out", _OUT, "N"),
-            _out("status", _I32, "2"),
+            _out("status", _I32, "2", use=IN_PLACE),
         ),
         "dieplace.kernels.reference_handoff:handoff_sum",
         Tolerance(ONE_ROUNDING, 2.0**-22, "at most two fp32 sums"),
@@ -322,8 +322,8 @@ _TOKEN_OPS = (
     ),
     Op(
         "flag_wait",
-        "wait until every flag line holds the value, at most `spin_limit` polls; status = (timeouts, last other value)",
-        (_flag("flag", _I32, "F", strided=True), _out("status", _I32, "2")),
+        "wait until every flag line holds the value, `spin_limit` polls at most; status += (time-outs, last value)",
+        (_flag("flag", _I32, "F", strided=True), _out("status", _I32, "2", use=IN_PLACE)),
         "dieplace.kernels.reference_handoff:flag_wait",
         EXACT,
         attrs={"value": REQUIRED, "spin_limit": 1 << 20},

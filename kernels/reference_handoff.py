@@ -23,7 +23,7 @@ def handoff_sum(operands: Operands, attrs: Attrs) -> dict[str, Expected]:
     if operands["residual"] is not None:
         terms.append(wide(operands["residual"]))
     last = tags[wrong][-1] if bool(wrong.any()) else torch.zeros((), dtype=torch.int64)
-    status = torch.stack((wrong.sum(), last))
+    status = operands["status"].cpu() + torch.stack((wrong.sum(), last))
     return {
         "out": Expected(torch.stack(terms).sum(0), torch.stack([t.abs() for t in terms]).sum(0)),
         "status": Expected(status),
@@ -40,4 +40,4 @@ def flag_wait(operands: Operands, attrs: Attrs) -> dict[str, Expected]:
     flags = operands["flag"].cpu()
     wrong = flags != attrs["value"]
     last = flags[wrong][-1] if bool(wrong.any()) else torch.zeros((), dtype=torch.int32)
-    return {"status": Expected(torch.stack((wrong.sum().to(torch.int32), last)))}
+    return {"status": Expected(operands["status"].cpu() + torch.stack((wrong.sum().to(torch.int32), last)))}

@@ -10,16 +10,9 @@ import triton
 import triton.language as tl
 
 from dieplace.kernels.triton.launch import on_device_of
+from dieplace.kernels.triton.numbers import dot_bf16, dot_fp32_bf16, narrow, widen
 
 Operands = Mapping[str, torch.Tensor | None]
-
-
-@triton.jit
-def _dot_f32(a, b):
-    """a(f32) @ b(bf16): `a` is split into two bf16 parts, so that tensor cores keep about 16 bits of it."""
-    high = a.to(tl.bfloat16)
-    low = (a - high.to(tl.float32)).to(tl.bfloat16)
-    return tl.dot(high, b) + tl.dot(low, b)
 
 
 @triton.jit
@@ -54,14 +47,14 @@ def _attention_split(
         kv_ok = ok[:, None] & (dim[None, :] < D)
         keys = tl.load(k_cache + at, mask=kv_ok, other=0.0)
         values = tl.load(v_cache + at, mask=kv_ok, other=0.0)
-        score = tl.where(ok[None, :], tl.dot(query, tl.trans(keys)) * scale, float("-inf"))
+        score = tl.where(ok[None, :], dot_bf16(query, tl.trans(keys)) * scale, float("-inf"))
         higher = tl.maximum(top, tl.max(score, axis=1))
         # A row whose scores are all -inf keeps exponent 0 instead of -inf minus -inf.
         safe = tl.where(higher == float("-inf"), 0.0, higher)
         p = tl.exp(score - safe[:, None])
         shrink = tl.exp(top - safe)
         total = total * shrink + tl.sum(p, axis=1)
-        out = out * shrink[:, None] + _dot_f32(p, values)
+        out = out * shrink[:, None] + dot_fp32_bf16(p, values)
         top = higher
     empty = total == 0.0
     lse = tl.where(empty, float("-inf"), top + tl.log(tl.where(empty, 1.0, total)))
@@ -83,7 +76,7 @@ def _attention_merge(
     top = tl.max(lse, axis=0)
     # The sink enlarges the denominator once, here, and has no value of its own.
     if HAS_SINK:
-        sink = tl.load(sinks + head).to(tl.float32)
+        sink = widen(tl.load(sinks + head))
         top = tl.maximum(top, sink)
     safe = tl.where(top == float("-inf"), 0.0, top)
     weight = tl.exp(lse - safe)
@@ -96,7 +89,7 @@ def _attention_merge(
         other=0.0,
     )
     result = tl.sum(part * weight[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(out + row * D + dim, result.to(out.dtype.element_ty), mask=dim < D)
+    tl.store(out + row * D + dim, narrow(result, out.dtype.element_ty), mask=dim < D)
     tl.store(lse_out + row, tl.where(total == 0.0, float("-inf"), safe + tl.log(tl.where(total == 0.0, 1.0, total))))
 
 

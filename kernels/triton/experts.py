@@ -11,6 +11,7 @@ import triton.language as tl
 
 from dieplace.kernels.triton.launch import decodes_in_ptx, on_device_of, tokens_of
 from dieplace.kernels.triton.nibbles import rows_dot
+from dieplace.kernels.triton.numbers import narrow, widen
 
 Operands = Mapping[str, torch.Tensor | None]
 
@@ -45,7 +46,7 @@ def _expert_gate_up(
         row_ok = rows < 2 * INNER
         at = expert.to(tl.int64) * (2 * INNER) + rows
         both = rows_dot(blocks, scales, x, H, at, row_ok, H, T, TP, BN, BW, PTX)
-        both += tl.load(bias + at, mask=row_ok, other=0.0).to(tl.float32)[None, :]
+        both += widen(tl.load(bias + at, mask=row_ok, other=0.0))[None, :]
         # Rows alternate gate, up (GPT-OSS checkpoints); only the gate's upper side is clamped, up on both.
         gate, up = tl.split(tl.reshape(both, (TP, BN // 2, 2)))
         gate = tl.where(gate > limit, limit, gate)
@@ -56,7 +57,7 @@ def _expert_gate_up(
         column = tl.program_id(0) * (BN // 2) + tl.arange(0, BN // 2)
         tl.store(
             out + (token * K + place)[:, None] * INNER + column[None, :],
-            result.to(tl.bfloat16),
+            narrow(result, tl.bfloat16),
             mask=(place >= 0)[:, None] & (column < INNER)[None, :],
         )
 
@@ -82,11 +83,11 @@ def _expert_down(
             row = (token * K + tl.where(used, place, 0)) * INNER
             part = _gathered_dot(blocks, scales, x, row, used, at, row_ok, INNER, TP, BN, BW, PTX)
             if HAS_BIAS:
-                part += tl.load(bias + at, mask=row_ok, other=0.0).to(tl.float32)[None, :]
+                part += widen(tl.load(bias + at, mask=row_ok, other=0.0))[None, :]
             total += tl.where(used[:, None], share[:, None] * part, 0.0)
     tl.store(
         out + token[:, None] * H + rows[None, :],
-        total.to(out.dtype.element_ty),
+        narrow(total, out.dtype.element_ty),
         mask=(token[:, None] < T) & row_ok[None, :],
     )
 

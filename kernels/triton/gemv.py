@@ -11,6 +11,7 @@ import triton.language as tl
 
 from dieplace.kernels.triton.launch import decodes_in_ptx, on_device_of, tokens_of
 from dieplace.kernels.triton.nibbles import rows_dot
+from dieplace.kernels.triton.numbers import narrow, widen
 
 Operands = Mapping[str, torch.Tensor | None]
 
@@ -31,13 +32,13 @@ def dense_rows_dot(
             mask=row_ok[:, None] & inside[None, :],
             other=0.0,
             eviction_policy="evict_first",
-        ).to(tl.float32)
+        )
         x = tl.load(
             x_base + token[:, None] * x_row + columns[None, :],
             mask=(token[:, None] < T) & inside[None, :],
             other=0.0,
-        ).to(tl.float32)
-        total += w[None, :, :] * x[:, None, :]
+        )
+        total += widen(w)[None, :, :] * widen(x)[:, None, :]
     return tl.sum(total, axis=2)
 
 
@@ -45,10 +46,10 @@ def dense_rows_dot(
 def _store_rows(out, bias, result, rows, row_ok, N, T: tl.constexpr, TP: tl.constexpr, HAS_BIAS: tl.constexpr):
     token = tl.arange(0, TP)
     if HAS_BIAS:
-        result += tl.load(bias + rows, mask=row_ok, other=0.0).to(tl.float32)[None, :]
+        result += widen(tl.load(bias + rows, mask=row_ok, other=0.0))[None, :]
     tl.store(
         out + token[:, None] * N + rows[None, :],
-        result.to(out.dtype.element_ty),
+        narrow(result, out.dtype.element_ty),
         mask=(token[:, None] < T) & row_ok[None, :],
     )
 

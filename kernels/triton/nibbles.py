@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from dieplace.kernels.triton.numbers import widen
+
 FP16_SHIFT = tl.constexpr(16384.0)
 
 # (a & b) | c is table 0xEA. Word nibbles i and i+4 sit 16 bits apart, so one shift serves both.
@@ -92,14 +94,14 @@ def dot_words(words, x_base, x_row, x_mask, T: tl.constexpr, TP: tl.constexpr, c
     token = tl.arange(0, TP)
     at = x_base + token[:, None] * x_row + columns[None, :] * 8
     ok = (token[:, None] < T) & x_mask[None, :]
-    part = w0[None, :, :] * tl.load(at, mask=ok, other=0.0).to(tl.float32)[:, None, :]
-    part += w1[None, :, :] * tl.load(at + 1, mask=ok, other=0.0).to(tl.float32)[:, None, :]
-    part += w2[None, :, :] * tl.load(at + 2, mask=ok, other=0.0).to(tl.float32)[:, None, :]
-    part += w3[None, :, :] * tl.load(at + 3, mask=ok, other=0.0).to(tl.float32)[:, None, :]
-    part += w4[None, :, :] * tl.load(at + 4, mask=ok, other=0.0).to(tl.float32)[:, None, :]
-    part += w5[None, :, :] * tl.load(at + 5, mask=ok, other=0.0).to(tl.float32)[:, None, :]
-    part += w6[None, :, :] * tl.load(at + 6, mask=ok, other=0.0).to(tl.float32)[:, None, :]
-    part += w7[None, :, :] * tl.load(at + 7, mask=ok, other=0.0).to(tl.float32)[:, None, :]
+    part = w0[None, :, :] * widen(tl.load(at, mask=ok, other=0.0))[:, None, :]
+    part += w1[None, :, :] * widen(tl.load(at + 1, mask=ok, other=0.0))[:, None, :]
+    part += w2[None, :, :] * widen(tl.load(at + 2, mask=ok, other=0.0))[:, None, :]
+    part += w3[None, :, :] * widen(tl.load(at + 3, mask=ok, other=0.0))[:, None, :]
+    part += w4[None, :, :] * widen(tl.load(at + 4, mask=ok, other=0.0))[:, None, :]
+    part += w5[None, :, :] * widen(tl.load(at + 5, mask=ok, other=0.0))[:, None, :]
+    part += w6[None, :, :] * widen(tl.load(at + 6, mask=ok, other=0.0))[:, None, :]
+    part += w7[None, :, :] * widen(tl.load(at + 7, mask=ok, other=0.0))[:, None, :]
     return part * FP16_SHIFT
 
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from dieplace.kernels.triton.launch import on_device_of
+from dieplace.kernels.triton.numbers import narrow, widen
 
 Operands = Mapping[str, torch.Tensor | None]
 
@@ -22,20 +23,20 @@ def _rmsnorm(
     columns = tl.arange(0, BH)
     inside = columns < H
     at = tl.program_id(0) * H + columns
-    h = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    h = widen(tl.load(x + at, mask=inside, other=0.0))
     if RESIDUAL:
-        h += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-        rounded = h.to(tl.bfloat16)
+        h += widen(tl.load(residual + at, mask=inside, other=0.0))
+        rounded = narrow(h, tl.bfloat16)
         tl.store(residual_out + at, rounded, mask=inside)
-        h = rounded.to(tl.float32)
+        h = widen(rounded)
     # Padding columns are zero, and the mean divides by the true width (issue class of padded norms).
     r = 1.0 / tl.sqrt_rn(tl.sum(h * h, axis=0) / H + eps)
-    w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    w = widen(tl.load(weight + columns, mask=inside, other=0.0))
     if BEFORE_CAST:
         result = w * (h * r)
     else:
-        result = w * (h * r).to(tl.bfloat16).to(tl.float32)
-    tl.store(out + at, result.to(tl.bfloat16), mask=inside)
+        result = w * widen(narrow(h * r, tl.bfloat16))
+    tl.store(out + at, narrow(result, tl.bfloat16), mask=inside)
 
 
 @triton.jit
@@ -46,12 +47,14 @@ def _qk_norm(
     columns = tl.arange(0, BD)
     inside = columns < D
     at = tl.program_id(0) * ROW + head * D + columns
-    h = tl.load(qkv + at, mask=inside, other=0.0).to(tl.float32)
+    h = widen(tl.load(qkv + at, mask=inside, other=0.0))
     r = 1.0 / tl.sqrt_rn(tl.sum(h * h, axis=0) / D + eps)
-    wq = tl.load(q_weight + columns, mask=inside & (head < Q_HEADS), other=0.0).to(tl.float32)
-    wk = tl.load(k_weight + columns, mask=inside & (head >= Q_HEADS), other=0.0).to(tl.float32)
-    result = (wq + wk) * (h * r).to(tl.bfloat16).to(tl.float32)
-    tl.store(qkv + at, result.to(tl.bfloat16), mask=inside)
+    if head < Q_HEADS:
+        w = widen(tl.load(q_weight + columns, mask=inside, other=0.0))
+    else:
+        w = widen(tl.load(k_weight + columns, mask=inside, other=0.0))
+    result = w * widen(narrow(h * r, tl.bfloat16))
+    tl.store(qkv + at, narrow(result, tl.bfloat16), mask=inside)
 
 
 def rmsnorm(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from dieplace.kernels.triton.launch import on_device_of
+from dieplace.kernels.triton.numbers import narrow, widen
 
 Operands = Mapping[str, torch.Tensor | None]
 
@@ -26,24 +27,25 @@ def _rope_kv_append(
     pair = tl.where(lane < HALF, lane, lane - HALF)
     partner = tl.where(lane < HALF, lane + HALF, lane - HALF)
     row = qkv + token * ((Q_HEADS + 2 * KV_HEADS) * D) + head * D
-    value = tl.load(row + lane, mask=inside, other=0.0).to(tl.float32)
+    value = widen(tl.load(row + lane, mask=inside, other=0.0))
     # Values are copied, queries and keys rotated: rotate-half over the first 2 * HALF dimensions.
     if head < Q_HEADS + KV_HEADS:
-        other = tl.load(row + partner, mask=inside & rotated, other=0.0).to(tl.float32)
+        other = widen(tl.load(row + partner, mask=inside & rotated, other=0.0))
         at = tl.load(positions + token) * HALF + pair
         c = tl.load(cos + at, mask=rotated, other=1.0)
         s = tl.load(sin + at, mask=rotated, other=0.0)
         value = value * c + tl.where(lane < HALF, -other, other) * s
-    result = value.to(tl.bfloat16)
-    slot = tl.load(slots + token).to(tl.int64)
+    result = narrow(value, tl.bfloat16)
     # A negative slot is skipped, never wrapped to the end of the cache (vllm issue 43810).
+    slot = tl.load(slots + token).to(tl.int64) + lane * 0
+    append = inside & (slot >= 0)
     if head < Q_HEADS:
         tl.store(q_out + (token * Q_HEADS + head) * D + lane, result, mask=inside)
     elif head < Q_HEADS + KV_HEADS:
-        tl.store(k_cache + (slot * KV_HEADS + head - Q_HEADS) * D + lane, result, mask=inside & (slot >= 0))
+        tl.store(k_cache + (slot * KV_HEADS + head - Q_HEADS) * D + lane, result, mask=append)
     else:
         kv_head = head - Q_HEADS - KV_HEADS
-        tl.store(v_cache + (slot * KV_HEADS + kv_head) * D + lane, result, mask=inside & (slot >= 0))
+        tl.store(v_cache + (slot * KV_HEADS + kv_head) * D + lane, result, mask=append)
 
 
 def rope_kv_append(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:

@@ -96,7 +96,11 @@ class BoundKernel:
 
     def __call__(self, *args: Any) -> None:
         """Launch with these arguments; UsageError when one differs in dtype, shape or stride from the compiled one."""
-        self.function(*self.complete(args))
+        full = self.complete(args)
+        if _process.live:
+            self.function(*full)
+        else:
+            _launch_call(dict(zip(self.names, full, strict=True)), lambda: self.function(*full))
 
     def complete(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments with the default stream appended, checked against what was compiled."""
@@ -133,13 +137,19 @@ def activate(options: CompileOptions | None = None, *, live: bool = False) -> An
     flydsl_host.set_target((options or CompileOptions()).arch)
     if not _process.installed:
         if live:
-            flydsl_host.install(lambda job: _lowered(job).host_module, None)
+            flydsl_host.install(lambda job: _lowered(job).host_module)
         else:
             from dieplace.codegen import host_runtime
 
-            flydsl_host.install(lambda job: _lowered(job).host_module, host_runtime.CALLBACKS)
-        _process.installed = True
+            flydsl_host.install(lambda job: _lowered(job).host_module, host_runtime.CALLBACKS, _launch_call)
+        _process.installed, _process.live = True, live
     return flydsl_host
+
+
+def _launch_call(arguments: dict[str, Any], call: Callable[[], Any]) -> Any:
+    from dieplace.emulator.execution import launch_call  # compiling alone does not need the emulator
+
+    return launch_call(arguments, call)
 
 
 class _Process:
@@ -150,7 +160,7 @@ class _Process:
         self.by_key: dict[str, Compiled] = {}
         self.by_module: dict[str, Compiled] = {}
         self.options = CompileOptions()
-        self.installed = False
+        self.installed = self.live = False
 
 
 _process = _Process()

@@ -132,11 +132,16 @@ class _State:
 _state = _State()
 
 
-def install(lower: Callable[[Lowering], str], callbacks: dict[str, Any] | None) -> None:
+def install(
+    lower: Callable[[Lowering], str],
+    callbacks: dict[str, Any] | None = None,
+    called: Callable[[dict[str, Any], Callable[[], Any]], Any] | None = None,
+) -> None:
     """Route every lowering of this process through `lower`; with `callbacks`, engines launch into them, not into HIP.
 
     `lower` returns the text of the lowered host module. `callbacks` maps `mgpu*` names to ctypes function objects that
-    the caller keeps alive.
+    the caller keeps alive. `called` is given a launcher's arguments by name and the call itself, whenever one is
+    called directly: only there it is known which tensors a launch may touch.
     """
     if _state.installed:
         return
@@ -145,6 +150,8 @@ def install(lower: Callable[[Lowering], str], callbacks: dict[str, Any] | None) 
     jit_function.MlirCompiler.compile = classmethod(_compile_hook(lower))
     if callbacks is not None:
         jit_executor.ExecutionEngine = _engine_class(jit_executor.ExecutionEngine, callbacks)
+    if called is not None:
+        jit_function.JitFunction.__call__ = _call_hook(jit_function.JitFunction.__call__, called)
     _state.installed = True
 
 
@@ -155,6 +162,15 @@ def _compile_hook(lower: Callable[[Lowering], str]) -> Callable[..., Any]:
         return ir.Module.parse(lower(_lowering(asm, func_name, config)))
 
     return compile
+
+
+def _call_hook(real: Callable[..., Any], called: Callable[[dict[str, Any], Callable[[], Any]], Any]) -> Any:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if ir.Context.current is not None:  # inlined into another launcher that is being traced
+            return real(self, *args, **kwargs)
+        return called(bind_arguments(self, args, kwargs), lambda: real(self, *args, **kwargs))
+
+    return __call__
 
 
 def _lowering(asm: str, func_name: str, config: Any) -> Lowering:

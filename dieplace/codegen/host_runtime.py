@@ -1,15 +1,16 @@
 """Stands in for the HIP runtime under FlyDSL's compiled host code: the `mgpu*` entry points as Python callbacks.
 
 FlyDSL's host function computes the grid, packs pointers to the arguments and calls load, get-function and launch. Here
-"loading" reads ISA text, and "launching" builds the kernel-argument block from the metadata and gives a
-`HostLaunch` to the receiver. Callbacks must not raise through C: an exception is kept and raised by `receive`.
+"loading" reads ISA text, and "launching" builds the kernel-argument block from the metadata and notes a `HostLaunch`.
+`collect` gives what a call of a launcher launched. Callbacks must not raise through C: an exception is kept and raised
+there.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -35,22 +36,22 @@ class HostLaunch:
     stream: int
 
 
-Receiver = Callable[[HostLaunch], None]
-_receiver: ContextVar[Receiver | None] = ContextVar("receiver", default=None)
+_notes: ContextVar[list[HostLaunch] | None] = ContextVar("notes", default=None)
 _failures: list[BaseException] = []
 _modules: dict[int, str] = {}
 _functions: dict[int, tuple[str, str]] = {}
 
 
 @contextmanager
-def receive(receiver: Receiver) -> Iterator[None]:
-    """Send launches of this context to `receiver`; an exception it raises comes out here."""
-    token = _receiver.set(receiver)
+def collect() -> Iterator[list[HostLaunch]]:
+    """The launches made by FlyDSL's host code inside, in order; an exception of a callback comes out at the end."""
+    notes: list[HostLaunch] = []
+    token = _notes.set(notes)
     _failures.clear()
     try:
-        yield
+        yield notes
     finally:
-        _receiver.reset(token)
+        _notes.reset(token)
     if _failures:
         first = _failures[0]
         _failures.clear()
@@ -82,14 +83,14 @@ def _launch(
         resources = _resources(isa, name)
         grid, block = (gx, gy, gz), (bx, by, bz)
         kernarg = argument_block(resources, grid, block, params)
-        receiver = _receiver.get()
-        if receiver is None:
+        notes = _notes.get()
+        if notes is None:
             raise KernelFault(
                 f"{name} was launched with no emulated device",
                 hint="launch through dieplace.emulator.execution.run",
             )
-        receiver(HostLaunch(isa, resources, grid, block, lds, kernarg, stream or 0))
-    except BaseException as error:  # C is above us: kept, and raised again by `receive`
+        notes.append(HostLaunch(isa, resources, grid, block, lds, kernarg, stream or 0))
+    except BaseException as error:  # C is above us: kept, and raised again by `collect`
         _failures.append(error)
 
 

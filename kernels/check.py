@@ -38,9 +38,17 @@ class CheckResult:
 
 
 def check_op(
-    op: str, backend: str, *, limit: int | None = None, progress: Callable[[str], None] | None = None
+    op: str,
+    backend: str,
+    *,
+    limit: int | None = None,
+    device: str = "cpu",
+    progress: Callable[[str], None] | None = None,
 ) -> CheckResult:
-    """Run the cases of `op` strictly on `backend`; a kernel's typed error is a failure of that case."""
+    """Run the cases of `op` strictly on `backend`; a kernel's typed error is a failure of that case.
+
+    Operands are moved to torch device `device` for the run and compared on the host.
+    """
     started = time.monotonic()
     worst, failures = 0.0, []
     # Cases are reproducible: one copy is run, the other keeps what in-place operands held before.
@@ -48,19 +56,21 @@ def check_op(
     for given, kept in pairs:
         if progress:
             progress(given.label)
-        ratio, reason = _check_case(op, backend, given, kept)
+        ratio, reason = _check_case(op, backend, given, kept, device)
         worst = max(worst, ratio)
         if reason:
             failures.append(Failure(given.label, reason))
     return CheckResult(op, backend, len(pairs), worst, tuple(failures), time.monotonic() - started)
 
 
-def _check_case(op: str, backend: str, given: Case, kept: Case) -> tuple[float, str | None]:
+def _check_case(op: str, backend: str, given: Case, kept: Case, device: str) -> tuple[float, str | None]:
     before = registry.check_call(op, kept.operands, kept.attrs)
+    # `.to` keeps strides (flag lines) and is the tensor itself where it already is there.
+    operands = {name: None if tensor is None else tensor.to(device) for name, tensor in given.operands.items()}
     try:
-        registry.run(op, given.operands, given.attrs, backend=backend, strict=True)
+        registry.run(op, operands, given.attrs, backend=backend, strict=True)
     except DieplaceError as problem:
         return float("inf"), str(problem)
-    found = {name: tensor for name, tensor in given.operands.items() if tensor is not None}
+    found = {name: tensor.cpu() for name, tensor in operands.items() if tensor is not None}
     deviation = max(compare(before, found), key=lambda d: d.ratio)
     return deviation.ratio, None if deviation.ok else str(deviation)

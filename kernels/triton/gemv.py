@@ -130,6 +130,4 @@ def mlp_gate_up(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = N
     (tokens, padded), (rows, width) = tokens_of(x), gate.shape
     tile = dense_tile(rows, padded)
     with on_device_of(x, stream):
-        _mlp_gate_up[(triton.cdiv(rows, tile["BN"]),)](
-            x, gate, up, out, rows, K=width, T=tokens, TP=padded, **tile
-        )
+        _mlp_gate_up[(triton.cdiv(rows, tile["BN"]),)](x, gate, up, out, rows, K=width, T=tokens, TP=padded, **tile)

@@ -35,7 +35,7 @@ def _argmax(logits, value, token_out, V, VOCAB, OFFSET, BLOCK: tl.constexpr):
 
 
 def head_argmax(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
-    """logits(T,V) fp32, and the value and token of the largest among the first `vocab`; token is shifted by `offset`."""
+    """logits(T,V) fp32, value and token of the largest among the first `vocab`; `offset` is added to the token."""
     x, weight, logits = operands["x"], operands["weight"], operands["logits"]
     value, token = operands["value"], operands["token"]
     assert x is not None and logits is not None

@@ -32,7 +32,7 @@ def _rmsnorm(
     # Padding columns are zero, and the mean divides by the true width (issue class of padded norms).
     r = 1.0 / tl.sqrt_rn(tl.sum(h * h, axis=0) / H + eps)
     w = widen(tl.load(weight + columns, mask=inside, other=0.0))
-    if BEFORE_CAST:
+    if BEFORE_CAST:  # noqa: SIM108  (Triton needs a branch on a constexpr)
         result = w * (h * r)
     else:
         result = w * widen(narrow(h * r, tl.bfloat16))
@@ -40,9 +40,7 @@ def _rmsnorm(
 
 
 @triton.jit
-def _qk_norm(
-    qkv, q_weight, k_weight, eps, Q_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, BD: tl.constexpr
-):
+def _qk_norm(qkv, q_weight, k_weight, eps, Q_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
     head = tl.program_id(1)
     columns = tl.arange(0, BD)
     inside = columns < D

@@ -15,7 +15,9 @@ Operands = Mapping[str, torch.Tensor | None]
 
 
 @triton.jit
-def _router_topk(logits, ids, weights, nonfinite, T, E: tl.constexpr, EP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr):
+def _router_topk(
+    logits, ids, weights, nonfinite, T, E: tl.constexpr, EP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr
+):
     expert, place = tl.arange(0, EP), tl.arange(0, KP)
     bad = 0
     for token in range(T):

@@ -47,7 +47,7 @@ class Worker:
         self._stderr: Path | None = None
 
     def lower(self, job: Lowering, *, link: bool = False, rocm_path: str | None = None) -> tuple[Lowered, str]:
-        """Lower one job: the result and what the compiler printed; CompileError when it failed, died or was too slow."""
+        """Lower one job: the result and what was printed; CompileError when it failed, died or was too slow."""
         with self._lock:
             process = self._running()
             try:

@@ -1,0 +1,217 @@
+"""Runs FlyDSL kernels on an emulated MI355X: FlyDSL's own host code, the real gfx950 ISA, torch CPU tensors as memory.
+
+    record = run(launcher, W, x, y, device="gpu0/p1", memory=hbm, roles={"W": "weights"})
+    record.kernels[0].traffic.by_role()
+
+    with Session(device=p0, memory=hbm) as session:     # any code that calls launchers or bound kernels
+        layer(x)
+    session.records
+
+    with concurrent(seed=7):                            # launches on several devices run together, at the end
+        first = run(producer, ..., device=p0)
+        second = run(consumer, ..., device=p1)
+    first.kernels                                       # filled in now
+
+A tensor whose storage lies in `memory` has the home, role and class of its block; any other CPU tensor is host memory.
+Launches are synchronous outside `concurrent`. Without a session a launcher runs on `gpu0/p0` of a DPX card.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dieplace.codegen import host_runtime
+from dieplace.codegen.host_runtime import HostLaunch
+from dieplace.emulator.devices import logical_device
+from dieplace.emulator.isa import Launch, LogicalDevice, Program
+from dieplace.emulator.isa import run as run_launches
+from dieplace.emulator.isa.hierarchy import TwoDieMemory
+from dieplace.emulator.isa.hierarchy_map import MappedBuffer
+from dieplace.emulator.isa.hierarchy_watch import OldLoads
+from dieplace.emulator.isa.memory import Buffer, PlainMemory
+from dieplace.emulator.isa.traffic import Traffic
+from dieplace.emulator.tensors import mapped_buffers, merged
+
+if TYPE_CHECKING:
+    from dieplace.emulator.hbm import EmulatedHBM
+    from dieplace.machine import Device
+
+STEP_LIMIT = 50_000_000  # wave-instructions
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """One kernel launch: its shape, what it executed, and what it moved (None with plain memory)."""
+
+    name: str
+    device: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    instructions: int  # wave-instructions
+    by_kind: Mapping[str, int]
+    traffic: Traffic | None
+    old_loads: tuple[OldLoads, ...] = ()
+
+
+@dataclass
+class LaunchRecord:
+    """What one call of a launcher did; `kernels` is empty until the launches of a `concurrent` block have run."""
+
+    device: str
+    seed: int | None
+    kernels: tuple[KernelRecord, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def instructions(self) -> int:
+        """Wave-instructions of all kernels."""
+        return sum(kernel.instructions for kernel in self.kernels)
+
+
+@dataclass
+class _Call:
+    """One launcher call that is waiting to run."""
+
+    launches: list[HostLaunch]
+    device: LogicalDevice
+    buffers: list[MappedBuffer]
+    session: Session
+    record: LaunchRecord
+
+
+@dataclass
+class Session:
+    """How launches inside run, and their records.
+
+    `two_die` False takes plain coherent memory (faster, no homes, no traffic). `poison` names launcher parameters whose
+    bytes count as never written. `delay_turns`, `seed`, `patience` and `mtype_local` are those of `TwoDieMemory`.
+    """
+
+    device: Device | LogicalDevice | str = "gpu0/p0"
+    memory: EmulatedHBM | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
+    seed: int | None = None
+    two_die: bool = True
+    step_limit: int = STEP_LIMIT
+    poison: tuple[str, ...] = ()
+    delay_turns: int = 0
+    memory_options: Mapping[str, Any] = field(default_factory=dict)
+    records: list[LaunchRecord] = field(default_factory=list)
+
+    def __enter__(self) -> Session:
+        from dieplace.codegen.flydsl import activate
+
+        activate()
+        self._token = _session.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _session.reset(self._token)
+
+
+_session: ContextVar[Session | None] = ContextVar("session", default=None)
+_queue: ContextVar[list[_Call] | None] = ContextVar("queue", default=None)
+
+
+def run(launcher: Any, *args: Any, **options: Any) -> LaunchRecord:
+    """Call `launcher` (a `@flyc.jit` function or a bound kernel) once; `options` are those of `Session`.
+
+    Raises KernelFault and its kinds for what a device would not survive, CompileError when it does not compile.
+    """
+    with Session(**options) as session:
+        launcher(*args)
+    return session.records[-1]
+
+
+@contextmanager
+def concurrent(*, seed: int | None = None) -> Iterator[list[LaunchRecord]]:
+    """Queue the launches made inside and run them together when the block ends; `seed` fixes the interleaving.
+
+    Launches of one device and stream keep their order. Nothing runs when the block ends with an exception.
+    """
+    calls: list[_Call] = []
+    records: list[LaunchRecord] = []
+    token = _queue.set(calls)
+    try:
+        yield records
+    finally:
+        _queue.reset(token)
+    _execute(calls, seed)
+    records += [call.record for call in calls]
+
+
+def launch_call(arguments: Mapping[str, Any], call: Callable[[], Any]) -> Any:
+    """Let FlyDSL's host code make its launches for `arguments` (by parameter name), then run or queue them."""
+    session = _session.get() or Session()
+    with host_runtime.collect() as launches:
+        result = call()
+    device = logical_device(session.device)
+    record = LaunchRecord(device.name, session.seed)
+    buffers = mapped_buffers(arguments, session.memory, session.roles)
+    pending = _Call(list(launches), device, buffers, session, record)
+    session.records.append(record)
+    queue = _queue.get()
+    if queue is None:
+        _execute([pending], session.seed)
+    else:
+        queue.append(pending)
+    return result
+
+
+def _execute(calls: list[_Call], seed: int | None) -> None:
+    if not any(call.launches for call in calls):
+        return
+    start = time.monotonic()
+    session = calls[0].session
+    buffers = merged([buffer for call in calls for buffer in call.buffers])
+    memory = _memory(session, buffers, seed)
+    for name in {name for call in calls for name in call.session.poison}:
+        memory.poison(name)
+    launches = [_launch(host, call.device) for call in calls for host in call.launches]
+    try:
+        stats = run_launches(launches, memory, seed=seed, step_limit=session.step_limit)
+    finally:
+        if isinstance(memory, TwoDieMemory):
+            memory.flush()
+    _fill(calls, stats, memory, time.monotonic() - start)
+
+
+def _memory(session: Session, buffers: list[MappedBuffer], seed: int | None) -> Any:
+    if not session.two_die:
+        return PlainMemory([Buffer(b.name, b.address, b.nbytes) for b in buffers])
+    die_of = session.memory.die_of if session.memory is not None else None
+    return TwoDieMemory(buffers, die_of, seed=seed, delay_turns=session.delay_turns, **session.memory_options)
+
+
+def _launch(host: HostLaunch, device: LogicalDevice) -> Launch:
+    program = Program.parse(host.isa, host.resources.name)
+    return Launch(program, host.grid, host.block, host.kernarg, device, host.dynamic_lds_bytes, host.stream)
+
+
+def _fill(calls: list[_Call], stats: Any, memory: Any, seconds: float) -> None:
+    index = 0
+    for call in calls:
+        kernels = []
+        for host in call.launches:
+            each = stats.launches[index]
+            two_die = isinstance(memory, TwoDieMemory)
+            kernels.append(
+                KernelRecord(
+                    name=host.resources.name,
+                    device=call.device.name,
+                    grid=host.grid,
+                    block=host.block,
+                    instructions=each.wave_instructions,
+                    by_kind=dict(each.by_kind),
+                    traffic=memory.traffic.result(index) if two_die else None,
+                    old_loads=tuple(o for o in memory.old_loads if o.first.launch == index) if two_die else (),
+                )
+            )
+            index += 1
+        call.record.kernels = tuple(kernels)
+        call.record.seconds = seconds

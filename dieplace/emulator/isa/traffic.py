@@ -1,0 +1,182 @@
+"""Counts what a launch moved: bytes by buffer and role, to the local or the peer die, by cache type.
+
+`requested` bytes are what loads and stores asked for, each lane counted; `distinct` bytes are counted once a launch,
+which is what a kernel's contract states and what has to come from HBM when nothing is cached. Local and peer compare
+the home die of the bytes with the die of the XCD that asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dieplace.emulator.isa.hierarchy_map import HOST, PAGE_BYTES, PAGE_LINES, TYPE_NAMES, LineMap
+
+if TYPE_CHECKING:
+    from dieplace.emulator.isa.hierarchy_caches import Access
+
+LOCAL, PEER, OTHER = "local", "peer", "host"
+_SIDES = (LOCAL, PEER, OTHER)
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Distinct and requested bytes in one direction; requested ones split by side and by cache type.
+
+    `distinct_by_die` maps a home die (-1: host memory) to distinct bytes there.
+    """
+
+    distinct: int = 0
+    requested: int = 0
+    requested_by_side: Mapping[str, int] = field(default_factory=dict)
+    requested_by_type: Mapping[str, int] = field(default_factory=dict)
+    distinct_by_die: Mapping[int, int] = field(default_factory=dict)
+
+    def __add__(self, other: Bytes) -> Bytes:
+        return Bytes(
+            self.distinct + other.distinct,
+            self.requested + other.requested,
+            _sum(self.requested_by_side, other.requested_by_side),
+            _sum(self.requested_by_type, other.requested_by_type),
+            _sum(self.distinct_by_die, other.distinct_by_die),
+        )
+
+
+@dataclass(frozen=True)
+class BufferTraffic:
+    """What one launch did to one buffer. `peer_share` of reads: distinct bytes on another die than the device's."""
+
+    name: str
+    role: str
+    memory_class: str
+    nbytes: int
+    read: Bytes
+    written: Bytes
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one launch moved, buffer by buffer; `dies` are those its device's XCDs lie on."""
+
+    dies: tuple[int, ...]
+    buffers: tuple[BufferTraffic, ...]
+
+    def buffer(self, name: str) -> BufferTraffic:
+        """One buffer's traffic; KeyError when it was not part of the launch."""
+        return next((b for b in self.buffers if b.name == name), None) or _missing(name)
+
+    def by_role(self) -> dict[str, tuple[Bytes, Bytes]]:
+        """Role to bytes read and bytes written."""
+        total: dict[str, tuple[Bytes, Bytes]] = {}
+        for b in self.buffers:
+            read, written = total.get(b.role, (Bytes(), Bytes()))
+            total[b.role] = (read + b.read, written + b.written)
+        return total
+
+    def distinct_local(self, moved: Bytes) -> int | None:
+        """Distinct bytes whose home is the device's die; None when the device lies on several dies."""
+        return moved.distinct_by_die.get(self.dies[0], 0) if len(self.dies) == 1 else None
+
+    def distinct_peer(self, moved: Bytes) -> int | None:
+        """Distinct bytes whose home is another die; None when the device lies on several dies."""
+        if len(self.dies) != 1:
+            return None
+        return sum(n for die, n in moved.distinct_by_die.items() if die not in (HOST, self.dies[0]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+class TrafficCounter:
+    """Counts for all launches of one run; `result(index)` is one launch's."""
+
+    def __init__(self, line_map: LineMap, xcds_per_die: int) -> None:
+        self.map, self._xcds_per_die = line_map, xcds_per_die
+        self._touched: dict[tuple[int, int, bool], np.ndarray] = {}
+        self._requested: dict[tuple[int, bool], np.ndarray] = {}
+        self._dies: dict[int, tuple[int, ...]] = {}
+
+    def count(self, a: Access, *, written: bool) -> None:
+        """Count one load or store."""
+        r, place, first, lines, xcd = a.request, a.place, a.first, a.lines, a.xcd
+        index = r.launch.index
+        if index not in self._dies:
+            self._dies[index] = tuple(sorted({int(x) // self._xcds_per_die for x in r.launch.device.xcds}))
+        page = lines // PAGE_LINES
+        die = xcd // self._xcds_per_die
+        home = self.map.page_home[page]
+        side = np.where(home == HOST, 2, home != die)
+        kind = self.map.page_type[die, page]
+        sizes = np.diff(np.append(first, len(r.address))) * r.size
+        buffers = len(self.map.buffers)
+        if (index, written) not in self._requested:
+            self._requested[index, written] = np.zeros(buffers * 12, np.int64)
+        key = (self.map.buffer_of_page[page] * 3 + side) * 4 + kind
+        self._requested[index, written] += np.bincount(key, sizes, buffers * 12).astype(np.int64)
+        for b in [place.buffer] if isinstance(place.buffer, int) else np.unique(place.buffer).tolist():
+            mine = r.address if isinstance(place.buffer, int) else r.address[place.buffer == b]
+            self._touch(index, b, written, mine, r.size)
+
+    def _touch(self, index: int, buffer: int, written: bool, address: np.ndarray, size: int) -> None:
+        """Mark bytes as touched: one byte of map for four bytes of buffer, its low bits the bytes."""
+        key = (index, buffer, written)
+        base = self.map.buffers[buffer].address & ~15
+        if key not in self._touched:
+            nbytes = self.map.buffers[buffer].nbytes + 32
+            self._touched[key] = np.zeros(-(-nbytes // 16) * 4 + 4, np.uint8)
+        touched, offset = self._touched[key], address - base
+        if size >= 4 and size & (size - 1) == 0 and size <= 16 and not (offset & (size - 1)).any():
+            wide, value = {4: (np.uint8, 0xF), 8: (np.uint16, 0xF0F), 16: (np.uint32, 0xF0F0F0F)}[size]
+            touched.view(wide)[offset // size] = value
+        elif size >= 4 and not ((offset | size) & 3).any():
+            touched[(offset >> 2)[:, None] + np.arange(size >> 2)] = 0xF
+        else:
+            at = offset[:, None] + np.arange(size)
+            np.bitwise_or.at(touched, at >> 2, np.left_shift(np.uint8(1), (at & 3).astype(np.uint8)))
+
+    def result(self, index: int) -> Traffic:
+        """One launch's traffic: buffers it touched, in address order."""
+        found = []
+        for b, buffer in enumerate(self.map.buffers):
+            read, written = (self._bytes(index, b, w) for w in (False, True))
+            if read.requested or written.requested:
+                found.append(BufferTraffic(buffer.name, buffer.role, buffer.memory_class, buffer.nbytes, read, written))
+        return Traffic(self._dies.get(index, ()), tuple(found))
+
+    def _bytes(self, index: int, buffer: int, written: bool) -> Bytes:
+        table = self._requested.get((index, written))
+        if table is None:
+            return Bytes()
+        mine = table.reshape(-1, 3, 4)[buffer]
+        by_die = self._distinct(index, buffer, written)
+        return Bytes(
+            distinct=sum(by_die.values()),
+            requested=int(mine.sum()),
+            requested_by_side={name: int(n) for name, n in zip(_SIDES, mine.sum(axis=1), strict=True) if n},
+            requested_by_type={name: int(n) for name, n in zip(TYPE_NAMES, mine.sum(axis=0), strict=True) if n},
+            distinct_by_die=by_die,
+        )
+
+    def _distinct(self, index: int, buffer: int, written: bool) -> dict[int, int]:
+        touched = self._touched.get((index, buffer, written))
+        if touched is None:
+            return {}
+        start = self.map.buffers[buffer].address
+        at = np.flatnonzero(touched)
+        counts = np.bitwise_count(touched[at])
+        page = ((start & ~15) + at * 4) // PAGE_BYTES - start // PAGE_BYTES
+        first_page = int((self.map.shift[buffer] + (start // PAGE_BYTES) * PAGE_LINES) // PAGE_LINES)
+        home = self.map.page_home[first_page + np.maximum(page, 0)]
+        return {int(die): int(counts[home == die].sum()) for die in np.unique(home)}
+
+
+def _sum(a: Mapping[Any, int], b: Mapping[Any, int]) -> dict[Any, int]:
+    return {key: a.get(key, 0) + b.get(key, 0) for key in sorted({*a, *b})}
+
+
+def _missing(name: str) -> BufferTraffic:
+    raise KeyError(name)

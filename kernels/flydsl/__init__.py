@@ -7,6 +7,8 @@ OPS: dict[str, str] = {
     "rmsnorm": f"{_HERE}.norm:rmsnorm",
     "qk_norm": f"{_HERE}.norm:qk_norm",
     "rope_kv_append": f"{_HERE}.rope:rope_kv_append",
+    "attention_split": f"{_HERE}.attention:attention_split",
+    "attention_merge": f"{_HERE}.attention:attention_merge",
     "gemv_bf16": f"{_HERE}.gemv:gemv_bf16",
     "gemv_mxfp4": f"{_HERE}.gemv:gemv_mxfp4",
 }

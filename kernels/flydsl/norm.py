@@ -18,6 +18,7 @@ from dieplace.kernels.flydsl.tiles import (
     pointer,
     range_constexpr,
     shared,
+    split,
     store_items,
     wave_index,
 )
@@ -79,7 +80,7 @@ def build_rmsnorm(hidden: int, order: str, eps: float, *, residual: bool, fp32_w
                 rounded = added.to(fx.BFloat16)
                 store_items(sum_run, thread + s * threads, rounded, fx.BFloat16, ITEM)
                 rows[s] = rounded.to(fx.Float32)
-        part = shared(fx.Float32, waves)
+        part = shared(fx.SharedAllocator(), fx.Float32, waves)
         mine = fn.coop.warp_sum(sum_of_squares(rows))
         if lane_index() == 0:
             part[wave_index()] = mine
@@ -124,7 +125,7 @@ def build_qk_norm(q_heads: int, kv_heads: int, head_dim: int, eps: float) -> Any
     def qk_norm_kernel(qkv: fx.Tensor, q_weight: fx.Tensor, k_weight: fx.Tensor):
         item = fx.block_idx.x * 256 + fx.thread_idx.x
         run = bounded(pointer(qkv, offset=fx.Int64(fx.block_idx.y) * row_elements), heads * head_dim * 2, ITEM)
-        head, part = item // lanes, item % lanes
+        head, part = split(item, lanes)
         value = load_items(run, item, fx.BFloat16, ITEM).to(fx.Float32)
         total = fn.coop.warp_sum(sum_of_squares([value]), width=lanes)
         inverse = fx.rsqrt(total * (1.0 / head_dim) + eps, fastmath="fast")

@@ -42,6 +42,17 @@ def pointer(tensor: Any, dtype: Any = None, offset: Any = None, align: int = 0) 
     return start if offset is None else start + offset
 
 
+def uniform_load(address: Any) -> Any:
+    """The Int32 at a uniform address, known to the compiler as uniform: descriptors may be made of it."""
+    return fn.readfirstlane(address.load())
+
+
+def split(index: Any, by: int) -> tuple[Any, Any]:
+    """(index // by, index % by) of an index that is not negative: without the corrections of a signed division."""
+    unsigned = fx.Uint32(index)
+    return fx.Int32(unsigned // by), fx.Int32(unsigned % by)
+
+
 def bounded(start: Any, nbytes: Any, items: int) -> Any:
     """A run of `nbytes` from the uniform address `start` as a list of items of `items` elements.
 
@@ -60,6 +71,11 @@ def load_items(run: Any, index: Any, dtype: Any, items: int, name: str = "keep")
     return registers.load()
 
 
+def load_vector(address: Any, once: bool = False) -> Any:
+    """Eight bf16 at an address of 16-byte elements (`pointer(t, fx.Int128)`), 64-bit addressed; `once` streams them."""
+    return fx.generic_load(address, dtype=fx.Int32, count=4, nontemporal=once).bitcast(fx.BFloat16)
+
+
 def store_items(run: Any, index: Any, values: Any, dtype: Any, items: int) -> None:
     """Write `items` values as item `index` of a bounded run; past its end nothing is written."""
     atom = fx.make_copy_atom(fx.rocdl.BufferCopy(dtype.width * items, 0), dtype)
@@ -68,13 +84,13 @@ def store_items(run: Any, index: Any, values: Any, dtype: Any, items: int) -> No
     fx.copy_atom_call(atom, registers, fx.slice(run, (None, index)))
 
 
-def shared(dtype: Any, *shape: int) -> Any:
-    """An array of the workgroup in LDS, row-major; each call makes another one."""
+def shared(allocator: Any, dtype: Any, *shape: int) -> Any:
+    """An array of the workgroup in LDS, row-major, of the kernel's one `fx.SharedAllocator()`."""
     count, strides = 1, []
     for extent in reversed(shape):
         strides.insert(0, count)
         count *= extent
-    array = fx.SharedAllocator().allocate(fx.Array[dtype, count, 16]).peek()
+    array = allocator.allocate(fx.Array[dtype, count, 16]).peek()
     return array.view(fx.make_layout(shape if len(shape) > 1 else count, tuple(strides) if len(shape) > 1 else 1))
 
 
@@ -147,12 +163,15 @@ __all__ = [
     "gather_sums",
     "lane_index",
     "load_items",
+    "load_vector",
     "pair",
     "pairs",
     "pointer",
     "range_constexpr",
     "shared",
+    "split",
     "store_items",
+    "uniform_load",
     "wave_index",
     "zero_pairs",
 ]

@@ -278,8 +278,11 @@ class _Function:
 
 
 def _is_constant(argument: ast.arg) -> bool:
-    note = ast.unparse(argument.annotation) if argument.annotation else ""
-    return "Constexpr" in note or note in ("int", "bool", "str") or "Type[" in note
+    """Whether an annotation says that the argument is a Python value: anything but none, Any and FlyDSL's types."""
+    if argument.annotation is None:
+        return False
+    note = ast.unparse(argument.annotation).strip("'\"")
+    return "Constexpr" in note or not (note == "Any" or note.startswith(("fx.", "Tensor", "Vector")))
 
 
 def _dotted(node: ast.AST) -> str:

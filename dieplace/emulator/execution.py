@@ -23,9 +23,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dieplace.codegen import host_runtime
+from dieplace.codegen.flydsl import code_hash as isa_hash
 from dieplace.codegen.host_runtime import HostLaunch
 from dieplace.emulator.devices import logical_device
 from dieplace.emulator.isa import Launch, LogicalDevice, Program
@@ -64,6 +66,7 @@ class LaunchRecord:
 
     device: str
     seed: int | None
+    code_hash: str | None = None  # of the device code that the launches came from
     kernels: tuple[KernelRecord, ...] = ()
     seconds: float = 0.0
 
@@ -94,6 +97,7 @@ class Session:
 
     device: Device | LogicalDevice | str = "gpu0/p0"
     memory: EmulatedHBM | None = None
+    role_of: Callable[[str], str | None] | None = None  # launcher parameter -> role, over `roles`
     roles: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
     two_die: bool = True
@@ -151,8 +155,9 @@ def launch_call(arguments: Mapping[str, Any], call: Callable[[], Any]) -> Any:
     with host_runtime.collect() as launches:
         result = call()
     device = logical_device(session.device)
-    record = LaunchRecord(device.name, session.seed)
-    buffers = mapped_buffers(arguments, session.memory, session.roles)
+    record = LaunchRecord(device.name, session.seed, _code_hash(launches[0].isa) if launches else None)
+    roles = {name: role for name in arguments if session.role_of and (role := session.role_of(name))}
+    buffers = mapped_buffers(arguments, session.memory, {**roles, **session.roles})
     pending = _Call(list(launches), device, buffers, session, record)
     session.records.append(record)
     queue = _queue.get()
@@ -161,6 +166,11 @@ def launch_call(arguments: Mapping[str, Any], call: Callable[[], Any]) -> Any:
     else:
         queue.append(pending)
     return result
+
+
+@lru_cache(maxsize=256)
+def _code_hash(isa: str) -> str:
+    return isa_hash(isa)
 
 
 def _execute(calls: list[_Call], seed: int | None) -> None:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dieplace.emulator.isa.flatbytes import host_bytes
 from dieplace.emulator.isa.hierarchy_lines import FLAG, OLD_L1, OLD_L2, Lines, OldCopy, Writer
 from dieplace.emulator.isa.hierarchy_map import LINE_BYTES, NC, PAGE_LINES, UC, LineMap, Place
-from dieplace.emulator.isa.memory import HostBytes, PoisonMap
+from dieplace.emulator.isa.memory import PoisonMap
 
 if TYPE_CHECKING:
     from dieplace.emulator.isa.request import Request
@@ -72,7 +73,7 @@ class Caches:
     def __init__(self, line_map: LineMap, xcds: int, xcds_per_die: int) -> None:
         self.map = line_map
         self.lines = Lines(line_map, xcds)
-        self.host = HostBytes()
+        self.host = host_bytes()
         self.poison = PoisonMap()
         self.die = np.arange(xcds) // xcds_per_die
         self._non_local: dict[int, np.ndarray] = {}

@@ -7,7 +7,7 @@ the home die of the bytes with the die of the XCD that asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,13 @@ _SIDES = (LOCAL, PEER, OTHER)
 class Bytes:
     """Distinct and requested bytes in one direction; requested ones split by side and by cache type.
 
-    `distinct_by_die` maps a home die (-1: host memory) to distinct bytes there.
+    `distinct_by_die` maps a home die (-1: host memory) to distinct bytes there. `distinct_local` and `distinct_peer`
+    are None for a device over several dies, where each byte is local to some of its XCDs.
     """
 
     distinct: int = 0
+    distinct_local: int | None = 0
+    distinct_peer: int | None = 0
     requested: int = 0
     requested_by_side: Mapping[str, int] = field(default_factory=dict)
     requested_by_type: Mapping[str, int] = field(default_factory=dict)
@@ -38,6 +41,8 @@ class Bytes:
     def __add__(self, other: Bytes) -> Bytes:
         return Bytes(
             self.distinct + other.distinct,
+            _add(self.distinct_local, other.distinct_local),
+            _add(self.distinct_peer, other.distinct_peer),
             self.requested + other.requested,
             _sum(self.requested_by_side, other.requested_by_side),
             _sum(self.requested_by_type, other.requested_by_type),
@@ -47,7 +52,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class BufferTraffic:
-    """What one launch did to one buffer. `peer_share` of reads: distinct bytes on another die than the device's."""
+    """What one launch did to one buffer."""
 
     name: str
     role: str
@@ -70,25 +75,20 @@ class Traffic:
 
     def by_role(self) -> dict[str, tuple[Bytes, Bytes]]:
         """Role to bytes read and bytes written."""
-        total: dict[str, tuple[Bytes, Bytes]] = {}
-        for b in self.buffers:
-            read, written = total.get(b.role, (Bytes(), Bytes()))
-            total[b.role] = (read + b.read, written + b.written)
-        return total
-
-    def distinct_local(self, moved: Bytes) -> int | None:
-        """Distinct bytes whose home is the device's die; None when the device lies on several dies."""
-        return moved.distinct_by_die.get(self.dies[0], 0) if len(self.dies) == 1 else None
-
-    def distinct_peer(self, moved: Bytes) -> int | None:
-        """Distinct bytes whose home is another die; None when the device lies on several dies."""
-        if len(self.dies) != 1:
-            return None
-        return sum(n for die, n in moved.distinct_by_die.items() if die not in (HOST, self.dies[0]))
+        return by_role(self.buffers)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
+
+
+def by_role(buffers: Iterable[BufferTraffic]) -> dict[str, tuple[Bytes, Bytes]]:
+    """Role to bytes read and bytes written, over any buffers."""
+    total: dict[str, tuple[Bytes, Bytes]] = {}
+    for b in buffers:
+        read, written = total.get(b.role, (Bytes(), Bytes()))
+        total[b.role] = (read + b.read, written + b.written)
+    return total
 
 
 class TrafficCounter:
@@ -153,8 +153,12 @@ class TrafficCounter:
             return Bytes()
         mine = table.reshape(-1, 3, 4)[buffer]
         by_die = self._distinct(index, buffer, written)
+        dies = self._dies[index]
+        one = dies[0] if len(dies) == 1 else None
         return Bytes(
             distinct=sum(by_die.values()),
+            distinct_local=None if one is None else by_die.get(one, 0),
+            distinct_peer=None if one is None else sum(n for d, n in by_die.items() if d not in (HOST, one)),
             requested=int(mine.sum()),
             requested_by_side={name: int(n) for name, n in zip(_SIDES, mine.sum(axis=1), strict=True) if n},
             requested_by_type={name: int(n) for name, n in zip(TYPE_NAMES, mine.sum(axis=0), strict=True) if n},
@@ -176,6 +180,10 @@ class TrafficCounter:
 
 def _sum(a: Mapping[Any, int], b: Mapping[Any, int]) -> dict[Any, int]:
     return {key: a.get(key, 0) + b.get(key, 0) for key in sorted({*a, *b})}
+
+
+def _add(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
 
 
 def _missing(name: str) -> BufferTraffic:

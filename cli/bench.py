@@ -1,0 +1,337 @@
+"""dieplace bench: list, run, show, compare and report experiments."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dieplace.cli import render
+from dieplace.cli.options import BACKENDS, settings
+from dieplace.cli.table import Column, Table
+from dieplace.errors import UsageError
+
+if TYPE_CHECKING:
+    from dieplace.run import Run
+
+
+@click.group()
+def bench() -> None:
+    """List, run, show and compare experiments."""
+
+
+@bench.command("list")
+@click.pass_context
+def list_experiments(ctx: click.Context) -> None:
+    """The experiments, their factors, and on which backends they can run."""
+    from dieplace.experiments import registry
+
+    rows: list[dict[str, Any]] = []
+    for name in registry.experiment_names():
+        found = registry.get(name)
+        whys = {backend: found.cannot(backend) for backend in BACKENDS if backend != "replayed"}
+        rows.append(
+            {
+                "experiment": name,
+                "summary": found.summary,
+                "backends": [backend for backend, why in whys.items() if why is None],
+                "factors": dict(found.factors),
+                "blocks": list(found.blocks),
+                "cannot": {backend: why for backend, why in whys.items() if why is not None},
+            }
+        )
+
+    def table() -> list[Table | str]:
+        columns = [Column("experiment", "experiment"), Column("backends", "runs on", show=" ".join)]
+        whys = [f"{r['experiment']} on {b}: {why}" for r in rows for b, why in r["cannot"].items()]
+        return [Table([*columns, Column("summary", "what it compares")], rows, notes=whys)]
+
+    render.answer(ctx, "bench-list/1", {"experiments": rows}, table=table)
+
+
+@bench.command("run")
+@click.argument("name")
+@click.option("--model", default="gpt-oss-120b", show_default=True, help="Model shape.")
+@click.option("--precision", default="mxfp4", show_default=True, help="Of the dense parts: released, fp8 or mxfp4.")
+@click.option("--context", default=1024, show_default=True, type=click.IntRange(1), help="Tokens of context.")
+@click.option("--shards", default=2, show_default=True, type=click.IntRange(1, 2), help="2: halves on both dies.")
+@click.option("--arms", default="", metavar="A,B", help="Arms to compare.  [default: the experiment's own]")
+@click.option("--label", default="", help="A line of your own, kept in the run.")
+@click.option(
+    "--out", metavar="DIR", help="Folder for runs and report.  [default: dieplace-runs/NAME-TIME in this folder]"
+)
+@click.pass_context
+def run_experiment(
+    ctx: click.Context,
+    name: str,
+    model: str,
+    precision: str,
+    context: int,
+    shards: int,
+    arms: str,
+    label: str,
+    out: str | None,
+) -> None:
+    """Run one experiment; writes one run file a block and a report."""
+    from dieplace.experiments import registry, report
+
+    experiment = registry.get(name)
+    backend = _backend_name(ctx)
+    options = registry.Options(
+        model, precision, context, shards, tuple(a.strip() for a in arms.split(",") if a.strip()), label
+    )
+    folder = _new_folder(name, out)
+    with render.progress(ctx, name, experiment.steps or None) as step:
+        runs, paths = [], []
+        # Each is saved as soon as it is there: Ctrl-C and a reader of stdout that goes away must not lose the work.
+        for run in experiment.run(backend, options, step):
+            runs.append(run)
+            paths.append(run.save(folder / f"{run.block}.json"))
+    page = report.write(runs, folder / "report.html")
+    files = {"folder": str(folder), "runs": [str(path) for path in paths], "report": str(page)}
+    _show(ctx, "bench-run/1", runs, files)
+
+
+@bench.command("show")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.pass_context
+def show(ctx: click.Context, runs: tuple[str, ...]) -> None:
+    """Tables of run files, or of all run files in a folder."""
+    from dieplace.experiments import report
+
+    found = load_runs(runs)
+    report.check_together(found)
+    _show(ctx, "bench-show/1", found, {"runs": [str(r) for r in runs]}, whole=True)
+
+
+@bench.command("report")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--out", "target", metavar="FILE", default="report.html", show_default=True, help="The page to write.")
+@click.pass_context
+def write_report(ctx: click.Context, runs: tuple[str, ...], target: str) -> None:
+    """One self-contained HTML page from run files."""
+    from dieplace.experiments import report
+
+    found = load_runs(runs)
+    page = report.write(found, target)
+    render.answer(
+        ctx, "bench-report/1", {"report": str(page)}, source=found[0].source, table=lambda: [f"report: {page}"]
+    )
+
+
+@bench.command("compare")
+@click.argument("base")
+@click.argument("run")
+@click.option("--allow", multiple=True, metavar="KEY", help="Compare although this condition differs; may be repeated.")
+@click.option("--fail-on", type=click.FloatRange(0), metavar="PERCENT", help="Exit 1 where RUN is slower by more.")
+@click.pass_context
+def compare(ctx: click.Context, base: str, run: str, allow: tuple[str, ...], fail_on: float | None) -> None:
+    """RUN against BASE, arm by arm; refuses runs whose conditions differ."""
+    from dieplace.experiments.comparing import compare_runs
+
+    found = compare_runs(load_runs([base])[0], load_runs([run])[0], allow=allow, fail_on_percent=fail_on)
+
+    def table() -> list[Table | str]:
+        differing = [f"{d['key']}: {d['base']} -> {d['run']}" for d in found.differing]
+        columns = [
+            Column("arm", "arm"),
+            Column("base_us", "BASE us", right=True, show=_one_decimal),
+            Column("run_us", "RUN us", right=True, show=_one_decimal),
+            Column("change_percent", "change %", right=True, show=_one_decimal),
+            Column("verdict", "verdict"),
+        ]
+        head = ["conditions that differ, by your leave:", *(f"  {line}" for line in differing)] if differing else []
+        return [*head, Table(columns, found.rows, title=f"RUN against BASE, {found.origin}")]
+
+    ok = not found.regressions
+    payload = {"rows": found.rows, "differing": found.differing, "regressions": found.regressions}
+    render.answer(ctx, "bench-compare/1", payload, source=found.source, ok=ok, table=table)
+    if not ok:
+        ctx.exit(1)
+
+
+def load_runs(names: Sequence[str]) -> tuple[Run, ...]:
+    """Run files by name; a folder stands for its `*.json` in order of name."""
+    from dieplace.run import Run
+
+    paths: list[Path] = []
+    for name in names:
+        path = Path(name)
+        inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not inside:
+            raise UsageError(f"there is no run file in the folder {name}", hint="run files end in .json")
+        paths += inside
+    return _in_block_order([Run.load(path) for path in paths])
+
+
+def _in_block_order(runs: Sequence[Run]) -> tuple[Run, ...]:
+    from dieplace.experiments import registry
+
+    def place(run: Run) -> int:
+        known = run.experiment in registry.experiment_names()
+        blocks = registry.get(run.experiment).blocks if known else ()
+        return blocks.index(run.block) if run.block in blocks else len(blocks)
+
+    return tuple(sorted(runs, key=place))
+
+
+def _backend_name(ctx: click.Context) -> str:
+    named = settings(ctx).backend
+    if named:
+        return named
+    from dieplace.discover import open_backend
+
+    return open_backend().name
+
+
+def _new_folder(name: str, out: str | None) -> Path:
+    if out is not None:
+        folder = Path(out)
+    else:
+        folder = Path("dieplace-runs") / f"{name}-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make the folder {folder}: {error.strerror}", hint="name another with --out"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"the folder {folder} cannot be written", hint="name another with --out")
+    return folder
+
+
+def _show(ctx: click.Context, schema: str, runs: Sequence[Run], files: dict[str, Any], *, whole: bool = False) -> None:
+    from dieplace.experiments import published, summary
+
+    why = published.why_not(runs[0].workload)
+    figures = [] if why else [row.to_json() for row in published.rows(runs)]
+    payload: dict[str, Any] = {
+        **files,
+        "origin": summary.title_word(runs),
+        "verdicts": summary.verdicts(runs),
+        "arms": summary.arm_rows(runs),
+        "terms": summary.term_rows(runs),
+        "stages": summary.stage_rows(runs),
+        "residency": summary.residency_rows(runs),
+        "published": figures,
+        "notes": list(dict.fromkeys(note for run in runs for note in run.notes)),
+    }
+    if why:
+        payload["published_why"] = why
+    if whole:
+        payload["documents"] = [run.to_json() for run in runs]
+    lines = [f"runs: {', '.join(files['runs'])}"]
+    if "report" in files:
+        lines.append(f"report: {files['report']}")
+    render.answer(ctx, schema, payload, source=runs[0].source, table=lambda: [*_tables(runs, payload, why), "", *lines])
+
+
+def _tables(runs: Sequence[Run], payload: dict[str, Any], why: str | None) -> list[Table | str]:
+    from dieplace.experiments import summary
+
+    word = payload["origin"]
+    first = runs[0].workload
+    what = f"{first['name']}, {first['context_tokens']:,} tokens of context"
+    parts: list[Table | str] = [_arm_table(payload["arms"], f"Time per token, {word}: {what}"), ""]
+    parts += [*payload["verdicts"], ""]
+    stage_columns = [Column("stage", "stage"), Column("repeats", "times", right=True)]
+    for run, point in summary.points(runs):
+        header = f"{run.block} {point.arm}" if len(run.points) > 1 else run.block
+        stage_columns.append(Column(summary.column_key(run, point), header, right=True, show=_one_decimal))
+    parts += [_stage_table(stage_columns, payload["stages"], word), ""]
+    parts += [_residency_table(payload["residency"], runs[0].source), ""]
+    if why:
+        parts += [f"no published figures: {why}", ""]
+    else:
+        parts += [_published_table(payload["published"], word), ""]
+    return [*parts, *(f"note: {note}" for note in payload["notes"])]
+
+
+def _arm_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    return Table(
+        [
+            Column("run", "run"),
+            Column("arm", "arm"),
+            Column("token_us", "token us", right=True, show=_one_decimal),
+            Column("token_us_low", "low", right=True, show=_one_decimal),
+            Column("token_us_high", "high", right=True, show=_one_decimal),
+            Column("penalty_percent", "slower %", right=True, show=_one_decimal),
+            Column("penalty_percent_low", "low", right=True, show=_one_decimal),
+            Column("penalty_percent_high", "high", right=True, show=_one_decimal),
+        ],
+        rows,
+        title=title,
+        notes=["  low, high: range over parameter sets; slower: than all-local memory, same set"],
+    )
+
+
+def _stage_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], word: str) -> Table:
+    return Table(columns, rows, title=f"Microseconds a token by stage, {word}")
+
+
+def _residency_table(rows: Sequence[dict[str, Any]], source: str) -> Table:
+    return Table(
+        [
+            Column("run", "run"),
+            Column("arm", "arm"),
+            Column("role", "role"),
+            Column("device", "used by"),
+            Column("die0_bytes", "on die 0, MB", right=True, show=_megabytes),
+            Column("die1_bytes", "on die 1, MB", right=True, show=_megabytes),
+        ],
+        rows,
+        title=f"Bytes by role and die, audited ({source})",
+    )
+
+
+def _published_table(figures: Sequence[dict[str, Any]], word: str) -> Table:
+    rows = []
+    whys: dict[str, int] = {}
+    for figure in figures:
+        modelled = figure["modelled"] or {}
+        number = whys.setdefault(figure["reason"], len(whys) + 1)
+        rows.append(
+            {
+                "claim": figure["claim"],
+                "published": figure["published"],
+                "value": modelled.get("value"),
+                "low": modelled.get("low"),
+                "high": modelled.get("high"),
+                "residual": figure["residual"],
+                "why": number,
+            }
+        )
+    return Table(
+        [
+            Column("claim", "published figure"),
+            Column("published", "published"),
+            Column("value", word, right=True, show=_three_digits),
+            Column("low", "low", right=True, show=_three_digits),
+            Column("high", "high", right=True, show=_three_digits),
+            Column("residual", "residual", right=True, show=_signed),
+            Column("why", "why", right=True),
+        ],
+        rows,
+        title=f"Published figures beside {word} ones, in the published unit",
+        notes=[f"  {number}: {text}" for text, number in whys.items()],
+    )
+
+
+def _one_decimal(value: float) -> str:
+    return f"{value:,.1f}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}"
+
+
+def _megabytes(value: float) -> str:
+    return f"{value / 1e6:,.1f}"

@@ -1,0 +1,86 @@
+"""Comparing two runs arm by arm: only under equal conditions, and never across origins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dieplace.conditions import CONDITIONS, differing
+from dieplace.errors import Incomparable, UsageError
+from dieplace.run import Quantity, Run
+
+QUANTITY = "token_us"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows by arm, the conditions that differ by leave, and the arms slower than the limit."""
+
+    origin: str
+    source: str
+    rows: list[dict[str, Any]]
+    differing: list[dict[str, Any]]
+    regressions: list[str]
+
+
+def compare_runs(base: Run, run: Run, *, allow: Sequence[str] = (), fail_on_percent: float | None = None) -> Comparison:
+    """RUN against BASE. Incomparable (exit 2) names every checked condition that differs and was not allowed.
+
+    Measured and modelled numbers are never compared, whatever is allowed.
+    """
+    known = {condition.key for condition in CONDITIONS if condition.checked}
+    for key in allow:
+        if key not in known:
+            raise UsageError(f"no checked condition is called {key!r}", hint=f"there is {', '.join(sorted(known))}")
+    if base.origin != run.origin:
+        raise Incomparable(
+            f"BASE is {base.origin} and RUN is {run.origin}: their numbers are of different kinds",
+            hint="compare two runs of one origin",
+            differing=["origin"],
+        )
+    if base.experiment != run.experiment:
+        raise Incomparable(
+            f"BASE is a {base.experiment} run and RUN a {run.experiment} run",
+            hint="compare runs of one experiment",
+            differing=["experiment"],
+        )
+    keys = differing(base.conditions, run.conditions)
+    refused = [key for key in keys if key not in allow]
+    if refused:
+        shown = "; ".join(f"{key}: {base.conditions.get(key)} -> {run.conditions.get(key)}" for key in refused)
+        raise Incomparable(
+            f"the runs differ in conditions that must be equal: {shown}",
+            hint=f"compare all the same with {' '.join(f'--allow {key}' for key in refused)}",
+            differing=refused,
+        )
+    rows = [_row(point.arm, point.quantities[QUANTITY], _of(run, point.arm)) for point in base.points]
+    limit = fail_on_percent
+    worse = [
+        str(row["arm"])
+        for row in rows
+        if limit is not None and row["change_percent"] is not None and row["change_percent"] > limit
+    ]
+    told = [{"key": key, "base": base.conditions.get(key), "run": run.conditions.get(key)} for key in keys]
+    return Comparison(run.origin, run.source, rows, told, worse)
+
+
+def _of(run: Run, arm: str) -> Quantity | None:
+    return next((point.quantities[QUANTITY] for point in run.points if point.arm == arm), None)
+
+
+def _row(arm: str, base: Quantity, other: Quantity | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"arm": arm, "base_us": base.value, "run_us": other.value if other else None}
+    if not base.value or other is None or other.value is None:
+        why = "RUN has no such arm" if other is None else "one side has no value"
+        return {**row, "change_percent": None, "change_percent_why": why, "verdict": why}
+    change = (other.value / base.value - 1) * 100
+    return {**row, "change_percent": change, "verdict": _verdict(change, base, other)}
+
+
+def _verdict(change: float, base: Quantity, other: Quantity) -> str:
+    if base.origin == "modelled":
+        if base.by_set == other.by_set:
+            return "the model gives the same"
+        return f"{'slower' if change > 0 else 'faster'} in the model, set by set"
+    return "slower" if change > 0 else "faster"

@@ -1,0 +1,65 @@
+"""What experiments there are: a name, its factors, where it can run, and the function that runs it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dieplace.errors import UsageError
+
+if TYPE_CHECKING:
+    from dieplace.run import Run
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a caller chooses; an experiment refuses what it has no use for.
+
+    `arms` empty means the experiment's own default. `shards`: 2 is tensor-parallel halves on both dies.
+    """
+
+    model: str = "gpt-oss-120b"
+    precision: str = "mxfp4"
+    context_tokens: int = 1024
+    shards: int = 2
+    arms: tuple[str, ...] = ()
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One ablation. `cannot(backend)` is None where it can run, else one sentence why not.
+
+    `run(backend, options, progress)` gives one Run a block as each is done. `steps` is how often it calls progress.
+    """
+
+    name: str
+    summary: str
+    factors: Mapping[str, str]
+    run: Callable[[str, Options, Progress], Iterator[Run]]
+    cannot: Callable[[str], str | None]
+    steps: int = 0
+    blocks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+# One module an experiment, imported when it is asked for: listing names costs nothing.
+_MODULES = {"weight-swap": "dieplace.experiments.weight_swap"}
+
+
+def experiment_names() -> tuple[str, ...]:
+    """The experiments there are."""
+    return tuple(_MODULES)
+
+
+def get(name: str) -> Experiment:
+    """The experiment called `name`; UsageError lists the names."""
+    if name not in _MODULES:
+        known = ", ".join(_MODULES)
+        raise UsageError(f"no experiment is called {name!r}", hint=f"there is {known}", known=list(_MODULES))
+    found: Experiment = importlib.import_module(_MODULES[name]).EXPERIMENT
+    return found

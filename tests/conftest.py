@@ -4,8 +4,24 @@
 Hugging Face package of that name, so that its import fails.
 """
 
+import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if entry and Path(entry).resolve() != _CHECKOUT]
+
+
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Iterator[Path]:
+    """A temporary folder in memory where there is one: emulated nodes write hundreds of small files an event."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=shared, prefix="dieplace-test-") as folder:
+        yield Path(folder)

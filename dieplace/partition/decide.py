@@ -130,12 +130,16 @@ def steps_between(
     if reload:
         targets |= {c.id: c.mode for c in facts.cards if c.id not in wanted and c.mode is not None}
     steps: list[Step] = []
-    if stuck:
+    if not facts.driver_loaded:
+        # Only the load tells which memory mode the cards are in, so what follows is planned and skipped where needless.
+        steps.append(Step("load", "amdgpu", "load the driver, which is absent, and wait until every card is ready"))
+        changing = {facts.card(name).scope: mode.memory for name, mode in wanted.items()}
+    elif stuck:
         steps += _reload_steps("applies the pending memory mode, which only a load can resolve")
         steps += [_memory_step(facts, scope, _memory_of(facts, scope) or "", roads[0]) for scope in sorted(stuck)]
     steps += [_memory_step(facts, scope, word, roads[0]) for scope, word in sorted(changing.items())]
-    if changing or stuck or not facts.driver_loaded:
-        steps += _reload_steps("the memory mode becomes real" if changing or stuck else "the driver is not loaded")
+    if changing or stuck:
+        steps += _reload_steps("the memory mode becomes real")
     steps += _compute_steps(facts, targets, reload, roads[1])
     blast = _blast(facts, wanted, targets, reload)
     if not steps:

@@ -159,7 +159,8 @@ def restore(
 ) -> Machine:
     """Lead the node back to its state before the last switch and return the new Machine.
 
-    Without a machine it is this node's, or the one that DIEPLACE_BACKEND names. Raises Unsupported where no switch is on record, else like `apply`.
+    Without a machine it is this node, or the one that DIEPLACE_BACKEND names. Raises Unsupported where no switch is on
+    record, else like `apply`.
     """
     session = _session_to_restore(machine)
     control = control_of(session, rocm_path)

@@ -161,6 +161,8 @@ def _take_back(run: Run) -> NodeFacts:
 
 
 def _word(run: Run, final: NodeFacts) -> str:
+    if not final.driver_loaded:
+        return "unknown"  # what the next load chooses cannot be read now
     wishes = live_wishes(run.record, final)
     if wishes and run.changed and any(step.kind == "set-memory" for step in run.plan.steps):
         return "pending" if all(wish.certain for wish in wishes) else "unknown"
@@ -168,7 +170,7 @@ def _word(run: Run, final: NodeFacts) -> str:
         return "done"
     if not mismatches(final, modes_of(run.plan.before), run.plan.before):
         return "rolled-back" if run.changed else "unchanged"
-    return "not-verified" if final.driver_loaded else "unknown"
+    return "not-verified"
 
 
 def _detail(run: Run, final: NodeFacts, word: str, failure: DieplaceError | None) -> str:

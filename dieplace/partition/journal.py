@@ -121,12 +121,6 @@ class Record:
         kept = [w for w in self.wishes() if w.scope != wish.scope or not (wish.certain or w.memory == wish.memory)]
         self.set_wishes([*kept, wish])
 
-    def drop_wishes(self, scopes: Sequence[str]) -> None:
-        """Forget wishes that a load has resolved."""
-        kept = [wish for wish in self.wishes() if wish.scope not in scopes]
-        if len(kept) != len(self.wishes()):
-            self.set_wishes(kept)
-
     def reloads(self) -> Reloads:
         """Durations of earlier reloads, in seconds."""
         data = self.store.read(_HISTORY) or {"reload_seconds": []}

@@ -128,14 +128,16 @@ def _load(run: Run, step: Step) -> None:
                 f"the driver is not loaded: {answer}",
                 hint="see the kernel log, load it with 'modprobe amdgpu', then run 'dieplace partition restore'",
             )
+    reloaded, run.gone = run.gone, False
+    if reloaded:
+        # Wishes lived in the memory of the driver that went; whether they came true is read, not remembered.
+        run.record.set_wishes(())
     facts = wait_ready(run.control, run.plan.before, run.limits, run.report)
-    if run.gone:
-        run.record.drop_wishes([wish.scope for wish in run.record.wishes()])
+    if reloaded:
         run.record.add_reload(run.control.clock.now() - started)
     else:
         alive = live_wishes(run.record, facts)
         run.record.set_wishes([wish for wish in run.record.wishes() if wish in alive])
-    run.gone = False
 
 
 def wait_ready(control: Control, before: NodeFacts, limits: Limits, report: Callable[[str], None]) -> NodeFacts:

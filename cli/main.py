@@ -56,7 +56,10 @@ class LazyGroup(click.Group):
         """Import and return the command, with the global options added; None for an unknown name."""
         if cmd_name in self.table:
             return _load(cmd_name, self.table[cmd_name][0])
-        return super().get_command(ctx, cmd_name)
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _prepare(command)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

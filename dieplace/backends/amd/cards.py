@@ -152,7 +152,8 @@ def _card(
         hbm = sum(node.memory_bytes or 0 for node in nodes)
     for field_name, value in (("xccs", xccs), ("cus", cus), ("hbm_bytes", hbm)):
         if value is None:
-            whys.setdefault(field_name, "its KFD nodes are incomplete and no file names it")
+            known = part.whys.get({"cus": "cus_per_xcc"}.get(field_name, field_name)) if part else None
+            whys.setdefault(field_name, known or "its KFD nodes are incomplete and no file names it")
     if part is not None:
         whys.update({k: part.whys.get(k, "not read") for k in ("dies", "stacks_per_die") if getattr(part, k) is None})
     else:
@@ -253,7 +254,7 @@ def _cus(nodes: Sequence[KfdNode]) -> int | None:
 def cus_of(node: KfdNode) -> int | None:
     """Compute units of one logical device: `simd_count` over `simd_per_cu`."""
     per_cu = node.properties.get("simd_per_cu", 0)
-    return node.properties.get("simd_count", 0) // per_cu if per_cu else None
+    return node.properties.get("simd_count", 0) // per_cu or None if per_cu else None
 
 
 def _total(nodes: Sequence[KfdNode], key: str) -> int | None:

@@ -124,12 +124,12 @@ def _node(reader: _Reader, number: int) -> KfdNode | None:
     gpu_id = _integer(reader.sysfs.read_or_none(f"{base}/gpu_id"))
     if gpu_id is None:
         reader.notes.append(f"KFD node {number} has no readable gpu_id")
-    is_gpu = properties.get("simd_count", 0) > 0
+    is_gpu = properties.get("simd_count", 0) > 0 or bool(gpu_id)
     if is_gpu and "location_id" not in properties:
         reader.notes.append(f"KFD node {number} has no location_id: it cannot be told which device it is; left out")
         return None
     memory, why = _memory(reader.sysfs, base)
-    links = _links(reader, base, number) if reader.links and (is_gpu or gpu_id) else ()
+    links = _links(reader, base, number) if reader.links and is_gpu else ()
     return KfdNode(number, gpu_id, properties, memory, why, links)
 
 

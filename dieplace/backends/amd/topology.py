@@ -68,6 +68,8 @@ def _device(package: Package, node: KfdNode, seen: Visible, hidden: Mapping[str,
     domain = _domain_of(package, partition)
     if domain is None:
         whys["domain"] = card.whys.get("mode", "the mode has more memory ranges than logical devices")
+    if cus_of(node) is None:
+        whys["cus"] = card.whys.get("cus", "KFD states no SIMDs for it")
     if node.memory_bytes is None:
         whys["memory_limit_bytes"] = node.memory_why or "not stated"
     index = seen.index(name)
@@ -158,7 +160,7 @@ def _domain_bytes(package: Package, name: str) -> tuple[int | None, str]:
         return total, ""
     if mode is not None and card.hbm_bytes is not None:
         return card.hbm_bytes // mode.memory_ranges, ""
-    return None, "its KFD nodes are incomplete and no file names the card's bytes"
+    return None, card.whys.get("hbm_bytes", "its KFD nodes are incomplete")
 
 
 def _links(packages: Sequence[Package], topology: KfdTopology) -> tuple[Link, ...]:

@@ -1,0 +1,101 @@
+"""What to say when nothing moves on: barrier deadlocks, and waves that spin until the step limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dieplace.emulator.isa.faults import BarrierDeadlock, IsaFault, Livelock
+from dieplace.emulator.isa.memory import MemoryPort, Poll
+
+if TYPE_CHECKING:
+    from dieplace.emulator.isa.dispatch import Dispatch
+    from dieplace.emulator.isa.schedule import Cohort
+
+SHOWN = 6
+
+
+def _workgroups(dispatch: Dispatch, waves: np.ndarray) -> str:
+    ids = np.unique(dispatch.st.workgroup[waves])
+    shown = ", ".join(str(int(i)) for i in ids[:SHOWN])
+    return f"workgroup{'s' if len(ids) > 1 else ''} {shown}{', ...' if len(ids) > SHOWN else ''}"
+
+
+def _barrier_groups(dispatch: Dispatch) -> list[dict[str, Any]]:
+    waves = dispatch.at_barrier()
+    found = []
+    for block in np.unique(dispatch.waiting[waves]):
+        own = waves[dispatch.waiting[waves] == block]
+        inst = dispatch.st.program.blocks[int(block) - 1].last.inst
+        found.append({
+            "kernel": dispatch.st.program.name, "line": inst.line, "instruction": inst.text, "waves": len(own),
+            "where": _workgroups(dispatch, own),
+        })  # fmt: skip
+    return found
+
+
+def _sentence(group: dict[str, Any]) -> str:
+    text = f"{group['waves']} wave(s) of {group['where']} at line {group['line']}: `{group['instruction']}`"
+    return f"{text}, {group['poll']}" if group.get("poll") else text
+
+
+def deadlock(dispatches: Iterable[Dispatch]) -> IsaFault:
+    """The fault for launches whose remaining waves all wait at barriers."""
+    groups = [group for dispatch in dispatches for group in _barrier_groups(dispatch)]
+    first = groups[0]
+    fault = BarrierDeadlock(
+        "every wave that is left waits at a barrier that other waves of its workgroup will never reach: "
+        + "; ".join(map(_sentence, groups[:SHOWN])),
+        hint="let every wave of a workgroup pass the same barriers",
+        waiting=groups,
+    )
+    return fault.located(first["kernel"], first["line"], first["instruction"])
+
+
+def livelock(
+    cohorts: Iterable[Cohort], dispatches: Iterable[Dispatch], memory: MemoryPort, limit: int
+) -> IsaFault:
+    """The fault at the step limit: what each group of waves was doing, and what it last read."""
+    groups, polls = [], []
+    for cohort in cohorts:
+        st = cohort.dispatch.st
+        inst = st.program.blocks[cohort.block].steps[0].inst
+        poll = _poll(cohort, memory)
+        polls += [poll] if poll else []
+        groups.append({
+            "kernel": st.program.name, "line": inst.line, "instruction": inst.text, "waves": len(cohort.waves),
+            "where": _workgroups(cohort.dispatch, cohort.waves), "poll": _describe(poll, memory) if poll else "",
+        })  # fmt: skip
+    groups += [group for dispatch in dispatches for group in _barrier_groups(dispatch)]
+    better = memory.stalled(polls)
+    if better is not None:
+        return better if better.is_located or not polls else better.located(
+            groups[0]["kernel"], polls[0].line, polls[0].instruction)  # fmt: skip
+    polled = next((poll for poll in polls), None)
+    fault = Livelock(
+        f"{limit} wave instructions and no end: " + "; ".join(map(_sentence, groups[:SHOWN])),
+        hint="a flag that is waited for is never set, or workgroups wait for others that are not resident",
+        waiting=groups,
+    )
+    line, text = (polled.line, polled.instruction) if polled else (groups[0]["line"], groups[0]["instruction"])
+    return fault.located(groups[0]["kernel"], line, text)
+
+
+def _poll(cohort: Cohort, memory: MemoryPort) -> Poll | None:
+    """The last load of any of these waves."""
+    best: Poll | None = None
+    for line, (request, data) in cohort.dispatch.st.recent.items():
+        if len(request.address) and np.isin(request.waves, cohort.waves).any():
+            best = Poll(request, data, request.inst.text, line)
+    return best
+
+
+def _describe(poll: Poll, memory: MemoryPort) -> str:
+    mine = 0
+    address = int(poll.request.address[mine])
+    table = getattr(memory, "table", None)
+    where = table.describe(address) if table is not None else f"at {address:#x}"
+    value = int.from_bytes(np.ascontiguousarray(poll.data[mine]).tobytes(), "little")
+    return f"which last read {value:#x} {where} in line {poll.line}"

@@ -150,18 +150,24 @@ def run(
 
     What `backend` cannot do runs as the reference with one warning per reason, or raises Unsupported under `strict`.
     """
-    call = check_call(name, operands, attrs)
+    return run_call(check_call(name, operands, attrs), backend=backend, strict=strict, stream=stream)
+
+
+def run_call(call: Call, *, backend: str = "reference", strict: bool = False, stream: Any = None) -> str:
+    """`run` for a call that was checked already."""
     if backend == "reference":
         run_reference(call)
         return backend
-    kernel = implementation(name, backend)
+    kernel = implementation(call.op.name, backend)
     reason = f"{backend} has no kernel for it" if kernel is None else _cannot(kernel, call)
     if kernel is not None and reason is None:
         kernel(call.operands, call.attrs, stream=stream)
         return backend
     if strict:
-        raise Unsupported(f"{name} for {_text(call.sizes)}: {reason}", hint="strict=False runs the torch reference")
-    _warn_once(f"{name}: {reason}; the torch reference runs instead")
+        raise Unsupported(
+            f"{call.op.name} for {_text(call.sizes)}: {reason}", hint="strict=False runs the torch reference"
+        )
+    _warn_once(f"{call.op.name}: {reason}; the torch reference runs instead")
     run_reference(call)
     return "reference"
 
@@ -181,12 +187,16 @@ def bytes_by_role(call: Call) -> dict[str, int]:
     from dieplace.workload import ROLES
 
     total = dict.fromkeys(ROLES, 0)
-    counted = resolve(call.op.traffic)(call) if call.op.traffic else {}
-    for spec in call.op.operands:
-        tensor = call.operands[spec.name]
-        if tensor is not None:
-            total[spec.role] += counted.get(spec.name, tensor.numel() * tensor.element_size())
+    for name, nbytes in bytes_by_operand(call).items():
+        total[call.op.operand(name).role] += nbytes
     return total
+
+
+def bytes_by_operand(call: Call) -> dict[str, int]:
+    """Distinct bytes that the call touches of each operand it was given."""
+    counted = resolve(call.op.traffic)(call) if call.op.traffic else {}
+    given = {name: tensor for name, tensor in call.operands.items() if tensor is not None}
+    return {name: counted.get(name, tensor.numel() * tensor.element_size()) for name, tensor in given.items()}
 
 
 def _attributes(contract: Op, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,6 +265,7 @@ __all__: Sequence[str] = (
     "Op",
     "OperandSpec",
     "Tolerance",
+    "bytes_by_operand",
     "bytes_by_role",
     "check_call",
     "implementation",
@@ -263,5 +274,6 @@ __all__: Sequence[str] = (
     "op_names",
     "resolve",
     "run",
+    "run_call",
     "run_reference",
 )

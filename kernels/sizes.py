@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dieplace.errors import UsageError
@@ -68,7 +69,12 @@ def holds(condition: str, values: Mapping[str, Any]) -> bool:
 
 def evaluate(text: str, values: Mapping[str, Any]) -> Any:
     """The value of an integer expression; division must come out even, else ArithmeticError."""
-    return _value(ast.parse(text, mode="eval").body, values)
+    return _value(_parsed(text), values)
+
+
+@cache
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:

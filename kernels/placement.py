@@ -1,0 +1,99 @@
+"""Where a decode step's tensors live: one `allocate` per shard and role, on the host or on a machine's dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dieplace.errors import UsageError
+from dieplace.policy import Policy
+from dieplace.workload import ROLES
+
+if TYPE_CHECKING:
+    from dieplace.machine import Machine
+    from dieplace.memory import Buffer
+
+HOST = "host"
+
+
+@dataclass
+class Placement:
+    """Allocates for each shard, says where a tensor's bytes are, and enters the device that runs a shard."""
+
+    shards: int = 1
+
+    def allocate(self, shard: int, role: str, shape: Sequence[int], dtype: torch.dtype, name: str) -> Tensor:
+        """A tensor of `role` for one shard; the content is undefined."""
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def bytes_by_place(self, tensor: Tensor, nbytes: int) -> dict[str, int]:
+        """How `nbytes` of a tensor divide over dies (`gpu0/die1`), `host` for plain tensors."""
+        return {HOST: nbytes}
+
+    def on(self, shard: int) -> AbstractContextManager[Any]:
+        """The context in which a shard's kernels are launched."""
+        return nullcontext()
+
+
+@dataclass
+class MachinePlacement(Placement):
+    """Buffers of a machine's memory session: shard s runs on `devices[s]`, each role goes where its policy says."""
+
+    machine: Machine | None = None
+    devices: tuple[str, ...] = ()
+    policies: Mapping[str, Policy] = field(default_factory=dict)
+    run_on: Callable[[str], AbstractContextManager[Any]] = lambda device: nullcontext()
+    buffers: list[Buffer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if len(self.devices) != self.shards:
+            raise UsageError(f"{self.shards} shard(s) need as many devices, {len(self.devices)} were named")
+        unknown = set(self.policies) - set(ROLES)
+        if unknown:
+            raise UsageError(f"no role {sorted(unknown)[0]!r}", hint=f"one of {', '.join(ROLES)}")
+
+    def allocate(self, shard: int, role: str, shape: Sequence[int], dtype: torch.dtype, name: str) -> Tensor:
+        from dieplace import memory
+
+        assert self.machine is not None
+        policy = self.policies.get(role, Policy.local())
+        word = str(dtype).removeprefix("torch.")
+        device = self.devices[shard]
+        buffer = memory.allocate(self.machine, shape, device=device, policy=policy, role=role, dtype=word, name=name)
+        self.buffers.append(buffer)
+        return buffer.tensor
+
+    def bytes_by_place(self, tensor: Tensor, nbytes: int) -> dict[str, int]:
+        """In proportion to where the buffer's bytes are; the remainder of a division goes to the largest share."""
+        buffer = self._owner(tensor)
+        by_die = buffer.bytes_by_die() if buffer else None
+        if not by_die or buffer is None:
+            return {HOST: nbytes}
+        card, total = buffer.device.split("/")[0], sum(by_die.values())
+        shares = {f"{card}/die{die}": nbytes * part // total for die, part in by_die.items()}
+        shares[max(shares, key=lambda place: shares[place])] += nbytes - sum(shares.values())
+        return shares
+
+    def on(self, shard: int) -> AbstractContextManager[Any]:
+        return self.run_on(self.devices[shard])
+
+    def _owner(self, tensor: Tensor) -> Buffer | None:
+        address = tensor.data_ptr()
+        return next((b for b in self.buffers if b.address <= address < b.address + max(1, b.nbytes)), None)
+
+
+def on_machine(
+    machine: Machine,
+    devices: Sequence[str],
+    policies: Mapping[str, Policy] | None = None,
+    run_on: Callable[[str], AbstractContextManager[Any]] | None = None,
+) -> MachinePlacement:
+    """One shard per device; roles without a policy are local. `run_on` enters the device that launches."""
+    return MachinePlacement(
+        len(devices), machine, tuple(devices), dict(policies or {}), run_on or (lambda device: nullcontext())
+    )

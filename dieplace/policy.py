@@ -23,12 +23,14 @@ class Policy:
     """One word on where memory goes; make it with the class methods.
 
     `kind` is `local`, `peer`, `on`, `interleave` (round robin by 2 MiB object over `domains`) or `share` (of every
-    eight consecutive 2 MiB objects, `eighths` lie on the peer).
+    eight consecutive 2 MiB objects, `eighths` lie on the peer, counting from `start`, so that the pattern can go on
+    from one buffer of a role to the next).
     """
 
     kind: str
     domains: tuple[str, ...] = ()
     eighths: int = 0
+    start: int = 0
     spill: str = "error"
     strict: bool = False
 
@@ -64,11 +66,11 @@ class Policy:
         return cls("interleave", tuple(domains))
 
     @classmethod
-    def peer_share(cls, eighths: int) -> Policy:
-        """interleave-k/8: of every eight consecutive 2 MiB objects, `eighths` on the peer."""
+    def peer_share(cls, eighths: int, *, start: int = 0) -> Policy:
+        """interleave-k/8: of every eight consecutive 2 MiB objects, `eighths` on the peer; the first is `start`."""
         if not 0 <= eighths <= 8:
             raise UsageError(f"{eighths}/8 is no share", hint="give 0 to 8 eighths")
-        return cls("share", eighths=eighths)
+        return cls("share", eighths=eighths, start=start % 8)
 
     @classmethod
     def parse(cls, text: str) -> Policy:
@@ -159,7 +161,8 @@ def _resolve_local(policy: Policy, machine: Machine, device: Device) -> Resolved
 def _resolve_share(policy: Policy, machine: Machine, device: Device) -> Resolved:
     own, peer = _own(device), peer_domain(machine, device).id
     # Spread evenly, so that no stretch of the operand is all near or all far.
-    pattern = tuple(peer if (i * policy.eighths) % 8 < policy.eighths else own for i in range(8))
+    numbers = range(policy.start, policy.start + 8)
+    pattern = tuple(peer if (i * policy.eighths) % 8 < policy.eighths else own for i in numbers)
     return Resolved(policy, device.id, pattern, local_guaranteed=device.local_guaranteed and policy.eighths == 0)
 
 

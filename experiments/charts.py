@@ -97,7 +97,7 @@ class Compared:
 def compared(rows: Sequence[Compared], *, unit: str, describe: str) -> str:
     """Published figures as green bars or ticks, modelled values as dots with their range, one line a figure."""
     top = max(max(r.published[1], r.high) for r in rows) or 1.0
-    plot = _Plot(left=330, right=30, top=8, row=30, rows=len(rows), limit=top, below=34)
+    plot = _Plot(left=410, right=40, top=8, row=30, rows=len(rows), limit=top, below=34)
     body = [plot.grid(unit)]
     for index, row in enumerate(rows):
         y = plot.y(index)

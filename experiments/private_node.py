@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,12 +12,13 @@ from pathlib import Path
 from dieplace.machine import Machine
 
 PART = "MI355X"
+MEMORY = "/dev/shm"
 FIRST_MODE = "SPX/NPS1"  # what an MI355X starts in
 
 
 @contextmanager
-def private_node(mode: str, *, cards: int = 8) -> Iterator[Machine]:
-    """A fresh node of MI355X cards, switched to `mode` by the code that switches real ones; gone on leaving.
+def private_node(mode: str, *, cards: int = 1) -> Iterator[Machine]:
+    """A fresh node of one MI355X, switched to `mode` by the code that switches real ones; gone on leaving.
 
     Modes that AMD does not list as supported (DPX/NPS1) are allowed here: nothing real can be lost.
     """
@@ -25,7 +27,9 @@ def private_node(mode: str, *, cards: int = 8) -> Iterator[Machine]:
     from dieplace.partition import apply, plan
     from dieplace.partition.store import emulated_directory
 
-    with tempfile.TemporaryDirectory(prefix="dieplace-node-") as folder:
+    # A node is hundreds of small files, written anew at each event: in memory where there is such a place.
+    place = MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else None
+    with tempfile.TemporaryDirectory(prefix="dieplace-node-", dir=place) as folder:
         where = Path(folder) / "node"
         try:
             machine = EmulatedBackend(create(where, part=PART, cards=cards, mode=FIRST_MODE)).snapshot()

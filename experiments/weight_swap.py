@@ -32,7 +32,7 @@ from dieplace.kernels.models import model_shape
 from dieplace.kernels.step import stages
 from dieplace.machine import Machine
 from dieplace.memory import Buffer
-from dieplace.policy import Policy
+from dieplace.policy import OBJECT_BYTES, Policy
 from dieplace.residency import Residency, audit
 from dieplace.run import Point, Quantity, Run
 from dieplace.workload import Workload
@@ -89,7 +89,7 @@ def _check_arm(name: str) -> None:
 def _run_block(block: str, workload: Workload, options: Options, arms: tuple[str, ...], progress: Progress) -> Run:
     mode = block.upper().replace("-", "/")
     with private_node(mode) as machine:
-        progress(f"{mode}: a private node of {len(machine.cards)} cards")
+        progress(f"{mode}: a private emulated node")
         buffers = _place(machine, workload, options)
         progress(f"{mode}: {sum(b.nbytes for b in buffers) / 1e9:.1f} GB placed on {CARD}")
         # Only a mode whose devices each own a domain has a far side to move to.
@@ -133,11 +133,14 @@ def _point(machine: Machine, workload: Workload, buffers: tuple[Buffer, ...], na
 
 def _move(buffers: tuple[Buffer, ...], name: str) -> None:
     shares = arm(name).peer_share
+    objects: dict[tuple[str, str], int] = {}  # of a role and device so far: its pattern goes on from buffer to buffer
     for buffer in buffers:
         wanted = Policy.local()
         share = shares.get(buffer.role, 0.0)
         if share:
-            wanted = Policy.peer() if share == 1.0 else Policy.peer_share(round(share * 8))
+            start = objects.get((buffer.role, buffer.device), 0)
+            wanted = Policy.peer() if share == 1.0 else Policy.peer_share(round(share * 8), start=start)
+            objects[buffer.role, buffer.device] = start - -buffer.nbytes // OBJECT_BYTES
         if buffer.policy != wanted:
             buffer.move(wanted)
 

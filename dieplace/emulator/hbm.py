@@ -15,7 +15,7 @@ import mmap
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,7 @@ class _Live:
     physical: npt.NDArray[np.int64]
     views: int = 0
     owned: bool = True
+    by_die: dict[int, int] | None = None  # pages counted by home; forgotten when the block moves
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ class EmulatedHBM:
             self._check_room(wanted)
             physical = self._take(wanted)
             self._give(live)
-            live.domain_of_object, live.physical = wanted, physical
+            live.domain_of_object, live.physical, live.by_die = wanted, physical, None
             live.block = replace(live.block, homes=homes)
             self._table = None
             return live.block
@@ -296,13 +297,20 @@ class EmulatedHBM:
 
     def bytes_by_die(self, block: Block) -> dict[int, int]:
         """Bytes of the block on each die of its card; in a domain over several dies counted page by page."""
+        with self._lock:
+            self._drain()
+            live = self._live_of(block)
+        if live.by_die is None:
+            dies = {self._index[d.id]: d.dies for d in self.domains}
+            parts = self.bytes_by_domain(block)
+            if all(len(dies[self._index[name]]) == 1 for name in parts):
+                live.by_die = _summed((dies[self._index[name]][0], nbytes) for name, nbytes in parts.items())
+            else:
+                live.by_die = self._count_pages(block)
+        return dict(live.by_die)
+
+    def _count_pages(self, block: Block) -> dict[int, int]:
         counts: dict[int, int] = {}
-        by_domain = {self._index[name]: nbytes for name, nbytes in self.bytes_by_domain(block).items()}
-        if all(len(self.domains[index].dies) == 1 for index in by_domain):
-            for index, nbytes in by_domain.items():
-                die = self.domains[index].dies[0]
-                counts[die] = counts.get(die, 0) + nbytes
-            return dict(sorted(counts.items()))
         pages = -(-block.nbytes // PAGE_BYTES)
         for first in range(0, pages, 1 << 20):
             index = np.arange(first, min(pages, first + (1 << 20)), dtype=np.uint64)
@@ -461,6 +469,13 @@ def _die_of_page(page: npt.NDArray[np.int64], domain: int, dies: tuple[int, ...]
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
     return np.array(dies, dtype=np.int8)[(mixed % np.uint64(len(dies))).astype(np.int64)]
+
+
+def _summed(parts: Iterable[tuple[int, int]]) -> dict[int, int]:
+    total: dict[int, int] = {}
+    for key, nbytes in parts:
+        total[key] = total.get(key, 0) + nbytes
+    return dict(sorted(total.items()))
 
 
 def _full(what: str, asked: int, free: int, total: int, domain: str) -> DomainFull:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,12 +25,13 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EmulatedBackend]:
-    folder: Path = tmp_path_factory.mktemp("nodes")
-    return {
-        mode: EmulatedBackend(create(folder / mode.replace("/", "-"), cards=1, mode=mode))
-        for mode in ("DPX/NPS2", "SPX/NPS1", "CPX/NPS2")
-    }
+def nodes() -> Iterator[dict[str, EmulatedBackend]]:
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=shared, prefix="dieplace-test-") as folder:
+        yield {
+            mode: EmulatedBackend(create(Path(folder) / mode.replace("/", "-"), cards=1, mode=mode))
+            for mode in ("DPX/NPS2", "SPX/NPS1", "CPX/NPS2")
+        }
 
 
 @pytest.fixture

@@ -1,0 +1,161 @@
+"""The report page: complete, self-contained, escaped, and saying *modelled* wherever it shows modelled numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from dieplace.errors import UsageError
+from dieplace.experiments import charts, report
+from dieplace.experiments.published import rows
+from dieplace.run import Run
+
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "results" / "emulated-mi355x" / "weight-swap"
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    return [Run.load(FOLDER / f"{block}.json") for block in ("dpx-nps2", "spx-nps1", "dpx-nps1")]
+
+
+class Page(HTMLParser):
+    """Elements, their attributes and texts, with a check that every one is closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.feed(text)
+        self.close()
+        assert self.open == [], f"unclosed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-1:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.texts.setdefault(self.open[-1], []).append(data)
+
+
+def test_page_is_whole_and_self_contained(runs: list[Run]) -> None:
+    text = report.page(runs)
+    page = Page(text)
+    assert [tag for tag, _ in page.seen].count("svg") == 8
+    for tag, attributes in page.seen:
+        assert tag not in ("img", "link", "iframe", "object", "form")
+        assert not {"src", "href", "onload", "onerror", "onclick"} & set(attributes)
+        if tag == "script":
+            assert attributes["type"] == "application/json"
+    assert "url(" not in text and "@import" not in text
+
+
+def test_every_title_of_modelled_numbers_says_modelled(runs: list[Run]) -> None:
+    page = Page(report.page(runs))
+    told = {"Parameter sets of the model", "Conditions", "The runs themselves"}
+    for title in [*page.texts["h1"], *page.texts["h2"]]:
+        assert "modelled" in title or title in told or title.startswith("Bytes by role and die, from the audit")
+    assert "modelled" in page.texts["title"][0]
+
+
+def test_embedded_runs_are_the_runs(runs: list[Run]) -> None:
+    page = Page(report.page(runs))
+    data = json.loads("".join(page.texts["script"]))
+    assert [Run.from_json(one) for one in data] == runs
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["</SCRIPT><img src=x onerror=alert(1)>", "</script ><b>", "<!--", "<!--<script>", "]]>&lt;", '"><svg/onload=1>'],
+)
+def test_a_label_is_text_and_never_an_element(runs: list[Run], label: str) -> None:
+    """Case j9: no spelling of an end tag or comment may end the embedded data or make an element."""
+    plain = Page(report.page(runs))
+    page = Page(report.page([replace(run, label=label, notes=(*run.notes, label)) for run in runs]))
+    made = [tag for tag, _ in page.seen]
+    assert made.count("img") == made.count("b") - [t for t, _ in plain.seen].count("b") == 0
+    assert made.count("script") == 1 and made.count("svg") == [t for t, _ in plain.seen].count("svg")
+    assert label in page.texts["p"] and label in page.texts["li"]
+    assert "<" not in "".join(page.texts["script"])
+    assert json.loads("".join(page.texts["script"]))[0]["label"] == label
+
+
+def test_charts_are_well_formed_and_keep_inside_their_frame(runs: list[Run]) -> None:
+    for found in re.findall(r"<svg.*?</svg>", report.page(runs), flags=re.DOTALL):
+        svg = ElementTree.fromstring(found)
+        width, height = float(svg.attrib["width"]), float(svg.attrib["height"])
+        for shape in svg.iter("{http://www.w3.org/2000/svg}rect"):
+            x, y = float(shape.attrib["x"]), float(shape.attrib["y"])
+            assert x >= 0 and x + float(shape.attrib["width"]) <= width + 0.1
+            assert y >= 0 and y + float(shape.attrib["height"]) <= height + 0.1
+        for text in svg.iter("{http://www.w3.org/2000/svg}text"):
+            # DejaVu Sans, the widest fallback, is about 0.6 em a character
+            length = 0.6 * float(text.attrib["font-size"]) * len(text.text or "")
+            left = {"start": 0.0, "middle": length / 2, "end": length}[text.attrib["text-anchor"]]
+            x = float(text.attrib["x"]) - left
+            assert x >= -2 and x + length <= width + 2, text.text
+
+
+def test_bars_are_drawn_to_scale() -> None:
+    svg = ElementTree.fromstring(charts.bars([charts.Bar("a", 100.0), charts.Bar("b", 50.0)], unit="us", describe="d"))
+    widths = [float(r.attrib["width"]) for r in svg.iter("{http://www.w3.org/2000/svg}rect")]
+    assert widths[0] == pytest.approx(2 * widths[1], abs=0.2)
+
+
+def test_every_published_figure_has_a_row(runs: list[Run]) -> None:
+    """The figures of the article's residency section, each as it is printed there."""
+    text = Page(report.page(runs))
+    cells = " | ".join(text.texts["td"])
+    for figure in (
+        *("about half", "7.5 to 8 %", "16 to 20 %", "28 %", "1.4 us", "86 %", "14 %", "25 %", "17 %", "11 %", "4 %"),
+        *("11.7", "about 7", "1.36x"),
+    ):
+        assert figure in cells
+    found = {row.claim: row for row in rows(runs)}
+    assert len(found) == 18
+    for row in found.values():
+        assert row.reason
+        body = row.to_json()
+        assert (body["residual"] is None) == ("residual_why" in body)
+
+
+def test_residuals_are_against_the_nearest_end(runs: list[Run]) -> None:
+    found = {row.claim: row for row in rows(runs)}
+    assert found["placement alone"].residual == 0.0  # 7.68 lies between 7.5 and 8
+    assert found["expert weight streaming, local"].residual == pytest.approx(2.50 - 4, abs=0.005)
+    assert found["weights moved to the other die"].residual == pytest.approx(0.0, abs=0.005)
+    assert found["with speculation on top"].modelled is None
+
+
+def test_other_workloads_get_the_reason_instead_of_the_table(runs: list[Run]) -> None:
+    other = [replace(run, workload={**run.workload, "context_tokens": 8192}) for run in runs]
+    text = report.page(other)
+    assert "the published figures are for gpt-oss-120b" in text and "7.5 to 8 %" not in text
+
+
+def test_runs_that_do_not_belong_together_are_refused(runs: list[Run]) -> None:
+    for changed in (
+        replace(runs[1], origin="measured"),
+        replace(runs[1], workload={**runs[1].workload, "name": "other"}),
+        replace(runs[1], experiment="link"),
+    ):
+        with pytest.raises(UsageError, match="one report cannot hold"):
+            report.page([runs[0], changed])
+    with pytest.raises(UsageError, match="no run"):
+        report.page([])

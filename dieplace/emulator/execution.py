@@ -208,7 +208,6 @@ def _fill(calls: list[_Call], stats: Any, memory: Any, seconds: float) -> None:
     for call in calls:
         kernels = []
         for host in call.launches:
-            each = stats.launches[index]
             two_die = isinstance(memory, TwoDieMemory)
             kernels.append(
                 KernelRecord(
@@ -216,8 +215,8 @@ def _fill(calls: list[_Call], stats: Any, memory: Any, seconds: float) -> None:
                     device=call.device.name,
                     grid=host.grid,
                     block=host.block,
-                    instructions=each.wave_instructions,
-                    by_kind=dict(each.by_kind),
+                    instructions=stats.per_launch[index],
+                    by_kind=stats.kinds_per_launch[index],
                     traffic=memory.traffic.result(index) if two_die else None,
                     old_loads=tuple(o for o in memory.old_loads if o.first.launch == index) if two_die else (),
                 )

@@ -52,8 +52,6 @@ class TwoDieMemory:
     `mtype_local` is the driver's parameter (RW, NC or CC) for the third arm, local but cached as if remote.
     """
 
-    wants_waits = True
-
     def __init__(
         self,
         buffers: Sequence[MappedBuffer],
@@ -75,6 +73,11 @@ class TwoDieMemory:
         self.wants_turns = delay_turns > 0
         self._table = BufferTable([Buffer(b.name, b.address, b.nbytes) for b in self.map.buffers])
         self._time = 0
+
+    @property
+    def wants_waits(self) -> bool:
+        """Whether any store or write-back is outstanding, so that `s_waitcnt` matters."""
+        return bool(self.pending)
 
     def poison(self, name: str) -> None:
         """Mark a buffer never-written: what is read of it before a store is tainted."""

@@ -38,6 +38,7 @@ class RunStats:
     turns: int
     seconds: float
     per_launch: tuple[int, ...] = ()
+    kinds_per_launch: tuple[dict[str, int], ...] = ()
 
 
 @dataclass
@@ -95,6 +96,8 @@ class Machine:
             sharing = sum(name == launch.device.name for name, _ in self.waiting)
             dispatch = Dispatch(launch, index, self.memory, 1.0 / sharing)
             dispatch.st.clock = self.clock
+            if started := getattr(self.memory, "started", None):  # a port with caches: acquire at kernel start
+                started(dispatch.st)
             self.dispatches[index] = dispatch
             self._enqueue(Cohort(dispatch, 0, dispatch.fill(np.arange(dispatch.st.slots)), self._now()))
             return
@@ -207,23 +210,29 @@ class Machine:
             self._enqueue(Cohort(dispatch, block, waves, cohort.turn))
         if dispatch.finished:
             launch = dispatch.launch
+            if finished := getattr(self.memory, "finished", None):  # and release at kernel end
+                finished(dispatch.st)
             del self.dispatches[dispatch.st.index]
             self._begin_next((launch.device.name, launch.stream))
 
     def _stats(self, seconds: float) -> RunStats:
         kinds: Counter[str] = Counter()
         opcodes: Counter[str] = Counter()
-        per_launch = []
+        per_launch, each_kinds = [], []
         for launch, total in zip(self.launches, self.totals, strict=True):
-            count = 0
+            count, mine = 0, Counter[str]()
             for index, waves in total.items():
                 steps = launch.program.blocks[index].steps
                 count += waves * len(steps)
                 for step in steps:
-                    kinds[step.kind] += waves
+                    mine[step.kind] += waves
                     opcodes[step.inst.opcode] += waves
             per_launch.append(count)
-        return RunStats(self.count, dict(kinds), dict(opcodes), self.turns, seconds, tuple(per_launch))
+            each_kinds.append(dict(mine))
+            kinds.update(mine)
+        return RunStats(
+            self.count, dict(kinds), dict(opcodes), self.turns, seconds, tuple(per_launch), tuple(each_kinds)
+        )
 
 
 def _streams(launches: Sequence[Launch]) -> dict[tuple[str, int], list[int]]:

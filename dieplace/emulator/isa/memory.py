@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from dieplace.emulator.isa.flatbytes import host_bytes
 from dieplace.emulator.isa.request import Request
 from dieplace.emulator.isa.state import I64, U8, U32
 from dieplace.errors import UsageError
+
+if TYPE_CHECKING:
+    from dieplace.emulator.isa.state import LaunchState
 
 Loaded = tuple[np.ndarray, np.ndarray | None]
 
@@ -70,7 +73,13 @@ class MemoryPort(Protocol):
         """Before each scheduler turn; called only when `wants_turns`."""
 
     def stalled(self, polls: Sequence[Poll]) -> IsaFault | None:
-        """A better fault than Livelock for waves that poll in vain, or None."""
+        """A better fault for waves that poll in vain, or None; asked now and then, and at the step limit."""
+
+    def started(self, launch: LaunchState) -> None:
+        """Before the first instruction of a launch: the command processor's acquire."""
+
+    def finished(self, launch: LaunchState) -> None:
+        """After the last wave of a launch: the command processor's release."""
 
 
 class BufferTable:
@@ -247,3 +256,9 @@ class PlainMemory:
     def stalled(self, polls: Sequence[Poll]) -> IsaFault | None:
         """Coherent memory has no explanation of its own."""
         return None
+
+    def started(self, launch: LaunchState) -> None:
+        """Nothing is cached."""
+
+    def finished(self, launch: LaunchState) -> None:
+        """Nothing is held back."""

@@ -93,6 +93,19 @@ F8F6F4: dict[int, tuple[Decode, int]] = {0: (_bytes_of(FP8), 8), 1: (_bytes_of(B
                                          3: (_packed_of(BF6), 6), 4: (_nibbles_of(FP4), 4)}  # fmt: skip
 
 
+def to_wide_matrix(shape: Shape, lanes: np.ndarray, rows: int, octets: bool) -> np.ndarray:
+    """[n, 64, 32] values of the f8f6f4 forms to [n, 1, rows, k].
+
+    4- and 6-bit values of a lane are 32 neighbours in k. 8-bit values are two runs of 16, half of K apart (AMD, "Matrix Core
+    Programming on CDNA 3 and CDNA 4", figure of the 32x32x64 form).
+    """
+    n, groups = lanes.shape[0], LANES // rows
+    if octets:
+        runs = lanes.reshape(n, groups, rows, 2, 16).transpose(0, 2, 3, 1, 4)
+        return runs.reshape(n, 1, rows, groups * 32)
+    return to_matrix(shape, lanes, rows)
+
+
 def to_matrix(shape: Shape, lanes: np.ndarray, rows: int) -> np.ndarray:
     """[n, 64, run] values of lanes to [n, blocks, rows, k]."""
     n, run = lanes.shape[0], lanes.shape[2]
@@ -137,7 +150,8 @@ class Matrix:
     c: int
     d: int
     result: Any  # numpy type of C and D
-    scales: tuple[Any, Any] | None = None
+    scales: tuple[Any, Any] | None = None  # of the f8f6f4 forms: one E8M0 byte for 32 neighbours in k
+    octets: tuple[bool, bool] | None = None  # of the f8f6f4 forms: is A, is B of an 8-bit format
 
 
 def _addend(g: Group, matrix: Matrix, count: int) -> np.ndarray:
@@ -152,18 +166,25 @@ def _addend(g: Group, matrix: Matrix, count: int) -> np.ndarray:
     return np.stack([g.u[matrix.c + k].view(matrix.result) for k in range(count)])
 
 
-def _scaled(values_: np.ndarray, scale: Any, g: Group) -> np.ndarray:
-    return values_ if scale is None else values_ * scale(g)[..., None]
+def _side(g: Group, matrix: Matrix, side: int) -> np.ndarray:
+    """A or B as float64 [n, blocks, rows, k], block scales applied."""
+    shape = matrix.shape
+    key, count, decode = (matrix.a, matrix.b)[side]
+    rows = (shape.m, shape.n)[side]
+    lanes = decode(_words(g, key, count))
+    if matrix.octets is None:
+        return to_matrix(shape, lanes, rows)
+    found = to_wide_matrix(shape, lanes, rows, matrix.octets[side])
+    if matrix.scales is not None:
+        scale = to_matrix(shape, matrix.scales[side](g)[..., None], rows)
+        found = found * np.repeat(scale, 32, axis=-1)
+    return found
 
 
 def multiply(g: Group, matrix: Matrix) -> list[np.ndarray]:
     """Result registers, each [n, 64]."""
     shape = matrix.shape
-    a, b = (
-        _scaled(decode(_words(g, key, count)), None if matrix.scales is None else matrix.scales[side], g)
-        for side, (key, count, decode) in enumerate((matrix.a, matrix.b))
-    )
-    left, right = to_matrix(shape, a, shape.m), to_matrix(shape, b, shape.n)
+    left, right = _side(g, matrix, 0), _side(g, matrix, 1)
     product = left @ right.swapaxes(-1, -2)
     block, row, column = places_f64(shape) if matrix.result is F64 else places(shape)
     picked = product[:, block, row, column]
@@ -250,13 +271,13 @@ def _finish(inst: Instruction, layout: Layout, matrix: Matrix, extra: tuple[int,
     kind = {F32: "f32", I32: "i32", F64: "f64"}[matrix.result]
     c = layout.key(inst, addend, kind) if addend.kind == "const" else _operand(inst, layout, 3, count)
     d = _operand(inst, layout, 0, count)
-    return _step(inst, Matrix(matrix.shape, matrix.a, matrix.b, c, d, matrix.result, matrix.scales), extra)
+    return _step(inst, Matrix(matrix.shape, matrix.a, matrix.b, c, d, matrix.result, matrix.scales, matrix.octets), extra)
 
 
 def _build_f8f6f4(inst: Instruction, layout: Layout, m: int, k: int, scaled: bool) -> Step:
     if len(inst.operands) != (6 if scaled else 4):
         raise inst.unknown(f"{len(inst.operands)} operands where {6 if scaled else 4} are expected")
-    sides = []
+    sides, octets = [], []
     for place, name in ((1, "cbsz"), (2, "blgp")):
         code = inst.number(name)
         if code not in F8F6F4:
@@ -266,9 +287,10 @@ def _build_f8f6f4(inst: Instruction, layout: Layout, m: int, k: int, scaled: boo
         if held not in (words, 8):
             raise inst.unknown(f"operand {inst.operands[place].text!r}: this format takes {words} registers")
         sides.append((_operand(inst, layout, place, held), words, decode))
+        octets.append(words == 8)
     scales, keys = _scales(inst, layout) if scaled else (None, ())
     shape = Shape(m, m, k, 1, 8)
-    return _finish(inst, layout, Matrix(shape, sides[0], sides[1], 0, 0, F32, scales), keys)
+    return _finish(inst, layout, Matrix(shape, sides[0], sides[1], 0, 0, F32, scales, (octets[0], octets[1])), keys)
 
 
 def _scales(inst: Instruction, layout: Layout) -> tuple[tuple[Any, Any], tuple[int, ...]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -32,6 +34,7 @@ class Block:
     pairs: tuple[int, ...] = ()
     target: int = -1
     ends: str = ""
+    progresses: bool = False
 
     def finish(self) -> None:
         """Derive what execution needs from the steps."""
@@ -45,7 +48,9 @@ class Block:
         self.rows = tuple(key for key in range(min(writes.bit_length(), SGPR)) if writes >> key & 1)
         high = writes >> SGPR
         self.pairs = tuple(sorted({key >> 1 for key in range(high.bit_length()) if high >> key & 1}))
-        self.ends = self.steps[-1].ends if self.steps else ""
+        self.ends = self.steps[-1].ends
+        kinds = {step.kind for step in self.steps}
+        self.progresses = self.ends == "end" or bool(kinds & {"vmem_store", "atomic"})
 
     @property
     def last(self) -> Step:
@@ -162,10 +167,23 @@ def _parse(isa_text: str, kernel: str | None) -> Program:
     name, body, first_line = _body(isa_text, kernel)
     metadata = parse_metadata(isa_text, name)
     layout = Layout(metadata.vgprs, metadata.agprs, metadata.sgprs)
-    instructions, labels = _instructions(body, first_line)
-    steps = [build(inst, layout) for inst in instructions]
-    blocks = _blocks(name, steps, labels)
+    with _without_collector():
+        instructions, labels = _instructions(body, first_line)
+        steps = [build(inst, layout) for inst in instructions]
+        blocks = _blocks(name, steps, labels)
     return Program(name, metadata, layout, blocks, len(steps))
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Thousands of new closures make the cycle collector walk all of torch's objects; parsing makes no garbage cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _body(text: str, kernel: str | None) -> tuple[str, str, int]:

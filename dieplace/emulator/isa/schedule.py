@@ -21,23 +21,46 @@ from dieplace.emulator.isa.execute import execute
 from dieplace.emulator.isa.group import Group
 from dieplace.emulator.isa.memory import MemoryPort
 from dieplace.emulator.isa.program import Block
-from dieplace.emulator.isa.stall import deadlock, livelock
+from dieplace.emulator.isa.stall import deadlock, explained, livelock
 from dieplace.emulator.isa.state import Clock, Launch
 
 STEP_LIMIT = 50_000_000
 TURN_BUDGET, POLL_COST = 64, 16
+QUIET_BLOCKS = 20_000  # blocks without a store, an atomic or an end after which the port is asked about the stall
+
+
+@dataclass(frozen=True)
+class LaunchStats:
+    """Wave instructions of one launch: in all, by kind and by mnemonic."""
+
+    kernel: str
+    wave_instructions: int
+    by_kind: dict[str, int]
+    by_opcode: dict[str, int]
 
 
 @dataclass(frozen=True)
 class RunStats:
-    """What a run did: wave instructions in all, by kind and by mnemonic, scheduler turns, host seconds."""
+    """What a run did; `launches` in the order given, `seconds` of host time, `turns` of the scheduler."""
 
-    wave_instructions: int
-    by_kind: dict[str, int]
-    by_opcode: dict[str, int]
+    launches: tuple[LaunchStats, ...]
     turns: int
     seconds: float
-    per_launch: tuple[int, ...] = ()
+
+    @property
+    def wave_instructions(self) -> int:
+        """Wave instructions of all launches."""
+        return sum(launch.wave_instructions for launch in self.launches)
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """Wave instructions by kind: valu, salu, mfma, lds, vmem_load, vmem_store, atomic, smem, branch, ..."""
+        return dict(sum((Counter(launch.by_kind) for launch in self.launches), Counter()))
+
+    @property
+    def by_opcode(self) -> dict[str, int]:
+        """Wave instructions by mnemonic."""
+        return dict(sum((Counter(launch.by_opcode) for launch in self.launches), Counter()))
     kinds_per_launch: tuple[dict[str, int], ...] = ()
 
 
@@ -61,6 +84,7 @@ class Machine:
     seed: int | None = None
     step_limit: int = STEP_LIMIT
     count: int = 0
+    quiet: int = 0
     turns: int = 0
     clock: Clock = field(default_factory=Clock)
     pool: dict[tuple[int, int], Cohort] = field(default_factory=dict)
@@ -96,6 +120,7 @@ class Machine:
             sharing = sum(name == launch.device.name for name, _ in self.waiting)
             dispatch = Dispatch(launch, index, self.memory, 1.0 / sharing)
             dispatch.st.clock = self.clock
+            self.memory.started(dispatch.st)
             if started := getattr(self.memory, "started", None):  # a port with caches: acquire at kernel start
                 started(dispatch.st)
             self.dispatches[index] = dispatch
@@ -145,8 +170,18 @@ class Machine:
             if self.count > self.step_limit:
                 self._enqueue(cohort)
                 raise livelock(self.pool.values(), self.dispatches.values(), self.memory, self.step_limit)
+            self.quiet = 0 if block.progresses else self.quiet + 1
+            if self.quiet > QUIET_BLOCKS:
+                self._ask_about_stall(cohort)
             if not self._advance(cohort, block, g):
                 return
+
+    def _ask_about_stall(self, cohort: Cohort) -> None:
+        """Nothing was stored for long: the port may know why the waves that poll will never see their flag."""
+        self.quiet = 0
+        fault = explained([cohort, *self.pool.values()], self.memory)
+        if fault is not None:
+            raise fault
 
     def _advance(self, cohort: Cohort, block: Block, g: Group) -> bool:
         """Move a cohort past its block; False when it has gone back to the pool or is over."""
@@ -210,29 +245,26 @@ class Machine:
             self._enqueue(Cohort(dispatch, block, waves, cohort.turn))
         if dispatch.finished:
             launch = dispatch.launch
+            self.memory.finished(dispatch.st)
             if finished := getattr(self.memory, "finished", None):  # and release at kernel end
                 finished(dispatch.st)
             del self.dispatches[dispatch.st.index]
             self._begin_next((launch.device.name, launch.stream))
 
     def _stats(self, seconds: float) -> RunStats:
-        kinds: Counter[str] = Counter()
-        opcodes: Counter[str] = Counter()
-        per_launch, each_kinds = [], []
-        for launch, total in zip(self.launches, self.totals, strict=True):
-            count, mine = 0, Counter[str]()
-            for index, waves in total.items():
-                steps = launch.program.blocks[index].steps
-                count += waves * len(steps)
-                for step in steps:
-                    mine[step.kind] += waves
-                    opcodes[step.inst.opcode] += waves
-            per_launch.append(count)
-            each_kinds.append(dict(mine))
-            kinds.update(mine)
-        return RunStats(
-            self.count, dict(kinds), dict(opcodes), self.turns, seconds, tuple(per_launch), tuple(each_kinds)
-        )
+        found = tuple(_launch_stats(launch, total) for launch, total in zip(self.launches, self.totals, strict=True))
+        return RunStats(found, self.turns, seconds)
+
+
+def _launch_stats(launch: Launch, total: Counter[int]) -> LaunchStats:
+    """Counts of one launch from how many waves ran each block."""
+    kinds: Counter[str] = Counter()
+    opcodes: Counter[str] = Counter()
+    for index, waves in total.items():
+        for step in launch.program.blocks[index].steps:
+            kinds[step.kind] += waves
+            opcodes[step.inst.opcode] += waves
+    return LaunchStats(launch.program.name, kinds.total(), dict(kinds), dict(opcodes))
 
 
 def _streams(launches: Sequence[Launch]) -> dict[tuple[str, int], list[int]]:

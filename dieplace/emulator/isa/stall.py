@@ -69,11 +69,10 @@ def livelock(
             "where": _workgroups(cohort.dispatch, cohort.waves), "poll": _describe(poll, memory) if poll else "",
         })  # fmt: skip
     groups += [group for dispatch in dispatches for group in _barrier_groups(dispatch)]
-    better = memory.stalled(polls)
+    better = _from_port(polls, memory)
     if better is not None:
-        return better if better.is_located or not polls else better.located(
-            groups[0]["kernel"], polls[0].line, polls[0].instruction)  # fmt: skip
-    polled = next((poll for poll in polls), None)
+        return better
+    polled = polls[0] if polls else None
     fault = Livelock(
         f"{limit} wave instructions and no end: " + "; ".join(map(_sentence, groups[:SHOWN])),
         hint="a flag that is waited for is never set, or workgroups wait for others that are not resident",
@@ -81,6 +80,19 @@ def livelock(
     )
     line, text = (polled.line, polled.instruction) if polled else (groups[0]["line"], groups[0]["instruction"])
     return fault.located(groups[0]["kernel"], line, text)
+
+
+def explained(cohorts: Iterable[Cohort], memory: MemoryPort) -> IsaFault | None:
+    """What the port says about waves that have been loading without anybody storing; None when it knows nothing."""
+    polls = [poll for cohort in cohorts if (poll := _poll(cohort, memory)) is not None]
+    return _from_port(polls, memory)
+
+
+def _from_port(polls: list[Poll], memory: MemoryPort) -> IsaFault | None:
+    fault = memory.stalled(polls)
+    if fault is None or fault.is_located or not polls:
+        return fault
+    return fault.located(polls[0].request.launch.program.name, polls[0].line, polls[0].instruction)
 
 
 def _poll(cohort: Cohort, memory: MemoryPort) -> Poll | None:

@@ -249,7 +249,7 @@ def _published_table(found: Sequence[Row]) -> str:
         kinds = ("f", "", "k", "n", "n", "n", "w")
         body.append(_cells(cells, kinds))
     head = ("figure", "published", "unit", "modelled", "range", "residual", "why")
-    return f"<table><tr>{''.join(f'<th>{h}</th>' for h in head)}</tr>{''.join(body)}</table>"
+    return f"<table>{_head(head, numeric=('modelled', 'range', 'residual'))}{''.join(body)}</table>"
 
 
 def _parameter_section(runs: Sequence[Run]) -> str:
@@ -273,7 +273,7 @@ def _parameter_section(runs: Sequence[Run]) -> str:
         for s in sets
     )
     head = ("set", "label", "hand-off us", "far steps", "local gain", "link TB/s", "wait us", "fitted to")
-    return f"<h2>Parameter sets of the model</h2><table><tr>{''.join(f'<th>{h}</th>' for h in head)}</tr>{body}</table>"
+    return f"<h2>Parameter sets of the model</h2><table>{_head(head, numeric=head[2:7])}{body}</table>"
 
 
 def _condition_section(runs: Sequence[Run]) -> str:
@@ -310,6 +310,11 @@ def _table(columns: Sequence[tuple[str, str, str | None]], found: Iterable[Mappi
         for row in found
     )
     return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _head(headers: Sequence[str], *, numeric: Sequence[str]) -> str:
+    cells = (f"<th{' class=n' if header in numeric else ''}>{escape(header)}</th>" for header in headers)
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _numeric(form: str | None) -> str:

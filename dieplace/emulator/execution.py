@@ -215,8 +215,8 @@ def _fill(calls: list[_Call], stats: Any, memory: Any, seconds: float) -> None:
                     device=call.device.name,
                     grid=host.grid,
                     block=host.block,
-                    instructions=stats.per_launch[index],
-                    by_kind=stats.kinds_per_launch[index],
+                    instructions=stats.launches[index].wave_instructions,
+                    by_kind=stats.launches[index].by_kind,
                     traffic=memory.traffic.result(index) if two_die else None,
                     old_loads=tuple(o for o in memory.old_loads if o.first.launch == index) if two_die else (),
                 )

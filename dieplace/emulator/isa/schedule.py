@@ -61,7 +61,6 @@ class RunStats:
     def by_opcode(self) -> dict[str, int]:
         """Wave instructions by mnemonic."""
         return dict(sum((Counter(launch.by_opcode) for launch in self.launches), Counter()))
-    kinds_per_launch: tuple[dict[str, int], ...] = ()
 
 
 @dataclass
@@ -121,8 +120,6 @@ class Machine:
             dispatch = Dispatch(launch, index, self.memory, 1.0 / sharing)
             dispatch.st.clock = self.clock
             self.memory.started(dispatch.st)
-            if started := getattr(self.memory, "started", None):  # a port with caches: acquire at kernel start
-                started(dispatch.st)
             self.dispatches[index] = dispatch
             self._enqueue(Cohort(dispatch, 0, dispatch.fill(np.arange(dispatch.st.slots)), self._now()))
             return
@@ -246,8 +243,6 @@ class Machine:
         if dispatch.finished:
             launch = dispatch.launch
             self.memory.finished(dispatch.st)
-            if finished := getattr(self.memory, "finished", None):  # and release at kernel end
-                finished(dispatch.st)
             del self.dispatches[dispatch.st.index]
             self._begin_next((launch.device.name, launch.stream))
 

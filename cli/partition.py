@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -48,6 +49,12 @@ def _options(*decorators: Decorator) -> Decorator:
     return decorate
 
 
+def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):  # "nan" passes click's range check
+        raise click.BadParameter(f"{value} is not a number of seconds", ctx, param)
+    return value
+
+
 _CARDS = click.option(
     "--card",
     "cards",
@@ -77,6 +84,7 @@ _CHANGING = _options(
         "--wait",
         type=click.FloatRange(min=0, max=86400),
         default=0.0,
+        callback=_finite,
         metavar="SECONDS",
         help="Wait so long for blockers or another switch to end.",
     ),

@@ -176,9 +176,9 @@ def _word(run: Run, final: NodeFacts) -> str:
 def _detail(run: Run, final: NodeFacts, word: str, failure: DieplaceError | None) -> str:
     why = failure.message if failure else "a later read showed it"
     if word in ("pending", "unknown") and (wishes := live_wishes(run.record, final)):
-        sure = "is" if word == "pending" else "may be"
-        what = "; ".join(f"memory mode {w.memory} {sure} recorded for {w.scope}" for w in wishes)
-        return f"{why}. {what}, and will apply at the next driver load, whoever causes it"
+        sure = "was accepted" if word == "pending" else "may have been accepted"
+        what = "; ".join(f"memory mode {w.memory} {sure} for {w.scope}" for w in wishes)
+        return f"{why}. {what} (which cannot be read back), to apply at the next driver load, whoever causes it"
     if word == "rolled-back":
         return f"{why}. The node is back in {targets_text(modes_of(run.plan.before))}, read back and verified"
     if word in ("not-verified", "unknown"):

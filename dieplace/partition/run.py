@@ -128,7 +128,7 @@ def _load(run: Run, step: Step) -> None:
                 f"the driver is not loaded: {answer}",
                 hint="see the kernel log, load it with 'modprobe amdgpu', then run 'dieplace partition restore'",
             )
-    reloaded, run.gone = run.gone, False
+    reloaded, run.gone = run.gone or not facts.driver_loaded, False
     if reloaded:
         # Wishes lived in the memory of the driver that went; whether they came true is read, not remembered.
         run.record.set_wishes(())
@@ -208,10 +208,13 @@ def _set_compute(run: Run, step: Step) -> None:
         if card.in_reset:
             answer = Answer("reset", "sysfs", "the card is in reset")
         else:
-            run.touched.setdefault(card.id, card.compute or "")
             run.report(f"set compute mode {step.value} on {card.id} ({card.bdf})")
-            run.changed, attempts = True, attempts + 1
+            changed, run.changed, attempts = run.changed, True, attempts + 1
             answer = run.control.set_compute(step.bdf, step.value)
+            if answer.meaning in NOTHING_RECORDED:
+                run.changed = changed
+            else:
+                run.touched.setdefault(card.id, card.compute or "")
         if answer.ok:
             break
         retry = (answer.meaning == "reset" and clock.now() < give_up) or (

@@ -170,7 +170,9 @@ def check(case: Case, home: Path) -> str:
     elif word in ("refused", "unchanged", "rolled-back"):
         assert after.is_in(case.start), f"false claim that nothing changed; {where}"
     elif word == "pending":
-        assert set(after.wishes) != {None}, f"told as pending, but nothing is; {where}"
+        # The wish cannot be read back, so where the driver lies about it, pending is all that can be known.
+        lied = (case.step, case.status) == ("set_memory", "lie")
+        assert lied or set(after.wishes) != {None}, f"told as pending, but nothing is; {where}"
     else:
         assert word in ("killed", "unknown", "not-verified"), where
         facts = control_for(node, clock, state).read()

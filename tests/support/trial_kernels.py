@@ -388,15 +388,19 @@ def stream_read(*, cache: int = 2, unroll: int = 4) -> Any:
     return launch
 
 
-def block_sums(threads: int) -> Any:
-    """The sum of one block of `threads` elements through LDS; any size up to 1024."""
+def block_sums(count: int) -> Any:
+    """The sums of parts of `count` elements, one block each, through LDS; any count up to 1024."""
+    threads = -(-count // WAVE) * WAVE
     reduce = fn.coop.BlockReduce[fx.Float32, threads]
 
     @flyc.kernel
     def total(X: fx.Tensor, Y: fx.Tensor):
-        value = X[fx.block_idx.x * threads + fx.thread_idx.x]
+        tid = fx.thread_idx.x
+        value = fx.Float32(0.0)
+        if tid < count:
+            value = X[fx.block_idx.x * count + tid]
         result = reduce.sum(value, storage=fx.SharedAllocator().allocate(reduce.SharedStorage).peek())
-        if fx.thread_idx.x == 0:
+        if tid == 0:
             Y[fx.block_idx.x] = result
 
     @flyc.jit

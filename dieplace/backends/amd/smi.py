@@ -15,6 +15,7 @@ from dieplace.errors import UsageError
 from dieplace.partition.control import Answer
 
 CHILD = Path(__file__).with_name("smi_child.py")
+TELEMETRY_CHILD = Path(__file__).with_name("telemetry_child.py")
 TIMEOUT_S = 60.0  # amdsmi_init can hang on gfx950; AMD's own command gives it 60 s (rocm-systems PR 6462)
 _LIMIT_BYTES = 1 << 20
 
@@ -48,8 +49,15 @@ class Smi:
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
         """One conversation. The reply always has `ok`; a child that hung or died is `stage` "child"."""
-        text = json.dumps({"op": op, "rocm_path": self.rocm_path or default_rocm(), **request})
-        command = [self.python, "-I", "-B", str(CHILD), text]
+        return self._converse(CHILD, {"op": op, **request})
+
+    def telemetry(self) -> dict[str, Any]:
+        """Power (W) and utilisation (%) of each logical device through pyrsmi; None where a reading failed."""
+        return self._converse(TELEMETRY_CHILD, {})
+
+    def _converse(self, child: Path, request: dict[str, Any]) -> dict[str, Any]:
+        text = json.dumps({"rocm_path": self.rocm_path or default_rocm(), **request})
+        command = [self.python, "-I", "-B", str(child), text]
         try:
             process = subprocess.Popen(
                 command,

@@ -118,7 +118,7 @@ def failed(stage: str, error: Exception) -> Refused:
         by_class = {"AmdSmiRetryException": (9, "RETRY"), "AmdSmiTimeoutException": (8, "TIMEOUT")}
         code, name = by_class.get(type(error).__name__, (None, None))
         return Refused(stage, f"{type(error).__name__}: {error}", code, name)
-    return Refused(stage, f"{type(error).__name__}: {error}".splitlines()[0], int(code), status_name(int(code)))
+    return Refused(stage, " ".join(str(error).split()), int(code), status_name(int(code)))
 
 
 def status_name(code: int) -> str | None:

@@ -11,4 +11,10 @@ OPS: dict[str, str] = {
     "attention_merge": f"{_HERE}.attention:attention_merge",
     "gemv_bf16": f"{_HERE}.gemv:gemv_bf16",
     "gemv_mxfp4": f"{_HERE}.gemv:gemv_mxfp4",
+    "router_topk": f"{_HERE}.router:router_topk",
+    "expert_gate_up": f"{_HERE}.experts:expert_gate_up",
+    "expert_down": f"{_HERE}.experts:expert_down",
+    "mlp_gate_up": f"{_HERE}.mlp:mlp_gate_up",
+    "mlp_gate_up_mxfp4": f"{_HERE}.mlp:mlp_gate_up_mxfp4",
+    "head_argmax": f"{_HERE}.head:head_argmax",
 }

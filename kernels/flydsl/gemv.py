@@ -11,17 +11,23 @@ from dieplace.kernels.flydsl.rows import (
     FP4_BLOCK,
     RowRuns,
     RowTile,
-    activation_runs,
-    chunk_steps,
+    Run,
+    activation_run,
     dot_bf16,
     dot_mxfp4,
     finished_rows,
     lane_place,
-    row_runs,
-    tail_steps,
+    row_run,
+    walk_rows,
     wave_first_row,
 )
 from dieplace.kernels.flydsl.tiles import STREAM, flyc, fold, fx, pointer, zero_pairs
+
+
+def token_run(x: Any, tokens: int, k: int, stride: int = 0) -> Run:
+    """The activations of all tokens, rows `stride` elements apart (0: `k`)."""
+    stride = stride or k
+    return activation_run(x, (tokens - 1) * stride + k, [t * stride // BF16_ITEM for t in range(tokens)])
 
 
 @cache
@@ -40,13 +46,9 @@ def build_gemv_bf16(
     @flyc.kernel
     def gemv_bf16_kernel(weight: fx.Tensor, x: fx.Tensor, bias: fx.Tensor, out: fx.Tensor, n: fx.Int32):
         first_row = wave_first_row(tile)
-        weights = row_runs(tile, pointer(weight), first_row, n, 16, BF16_ITEM)
-        runs = RowRuns(weights, [], activation_runs(tile, x, x_stride or k, k), *lane_place(tile))
-        sums = zero_pairs(tokens * rows)
-        for it in range(tile.chunks, unroll=1):
-            sums = dot_bf16(tile, runs, sums, chunk_steps(tile, fx.Int32(it)))
-        for steps in tail_steps(tile):
-            sums = dot_bf16(tile, runs, sums, steps)
+        weights = row_run(tile, pointer(weight), first_row, n, 16, BF16_ITEM)
+        runs = RowRuns(weights, None, token_run(x, tokens, k, x_stride), *lane_place(tile))
+        sums = walk_rows(tile, runs, zero_pairs(tokens * rows), dot_bf16)
         for total, row, token, valid in finished_rows(tile, [fold(s) for s in sums], first_row, n):
             if valid:
                 value = total
@@ -83,14 +85,10 @@ def build_gemv_mxfp4(
         blocks: fx.Tensor, scales: fx.Tensor, x: fx.Tensor, bias: fx.Tensor, out: fx.Tensor, n: fx.Int32
     ):
         first_row = wave_first_row(tile)
-        weight_runs = row_runs(tile, pointer(blocks, fx.Int32), first_row, n, 16, 4)
-        scale_runs = row_runs(tile, pointer(scales, fx.Uint8), first_row, n, 1, 1)
-        runs = RowRuns(weight_runs, scale_runs, activation_runs(tile, x, x_stride or k, k), *lane_place(tile))
-        sums = [fx.Float32(0.0) for _ in range(tokens * rows)]
-        for it in range(tile.chunks, unroll=1):
-            sums = dot_mxfp4(tile, runs, sums, chunk_steps(tile, fx.Int32(it)))
-        for steps in tail_steps(tile):
-            sums = dot_mxfp4(tile, runs, sums, steps)
+        weights = row_run(tile, pointer(blocks, fx.Int32), first_row, n, 16, 4)
+        bytes_ = row_run(tile, pointer(scales, fx.Uint8), first_row, n, 1, 1)
+        runs = RowRuns(weights, bytes_, token_run(x, tokens, k, x_stride), *lane_place(tile))
+        sums = walk_rows(tile, runs, [fx.Float32(0.0) for _ in range(tokens * rows)], dot_mxfp4)
         for total, row, token, valid in finished_rows(tile, sums, first_row, n):
             if valid:
                 value = total

@@ -16,6 +16,7 @@ from dieplace.kernels.flydsl.tiles import (
     NOWHERE,
     bounded,
     choose_lanes,
+    flyc,
     fold,
     fx,
     gather_sums,
@@ -31,6 +32,8 @@ ITEM_BYTES = 16
 BF16_ITEM = 8  # weights in 16 bytes
 FP4_BLOCK = 32  # weights in 16 bytes: one e8m0 scale
 STATIC_STEPS = 8  # steps that are written out; longer rows loop over chunks
+FEW_TOKENS = 2  # with more, every row loops step by step: registers go to sums instead of loads in flight
+AHEAD_TOKENS = 4  # up to here the next activations are loaded before the present ones are used
 
 
 @dataclass(frozen=True)
@@ -76,12 +79,12 @@ class RowTile:
     @property
     def chunk(self) -> int:
         """Steps whose weight loads are in flight together: what fits beside the sums of `tokens` in 256 registers."""
-        return 4 if self.tokens <= 2 else 2 if self.tokens <= 4 else 1
+        return 4 if self.tokens <= FEW_TOKENS else 1
 
     @property
     def chunks(self) -> int:
         """Run-time loop iterations of `chunk` steps; 0 when all steps are written out."""
-        if self.tokens > 4:
+        if self.tokens > FEW_TOKENS:
             return -(-self.items // self.lanes)
         return self.full_steps // self.chunk if self.full_steps > STATIC_STEPS else 0
 
@@ -92,34 +95,45 @@ class RowTile:
 
 
 @dataclass(frozen=True)
-class RowRuns:
-    """The memory of a wave's rows: a run a row step for weights (and scales), a run a token for activations."""
+class Run:
+    """A bounded run of memory and the offsets, in items, of the rows that are read from it.
 
-    weights: list[Any]
-    scales: list[Any]
-    x: list[Any]
+    The offsets are added to the lane's index, not passed as the load's scalar offset: LLVM says that one is left out of
+    the bounds check, and AMD's ISA guides take it off the limit.
+    """
+
+    items: Any
+    offsets: list[Any]
+
+
+@dataclass(frozen=True)
+class RowRuns:
+    """The memory of a wave's rows: weights (and scales) with an offset a row step, activations with one a token."""
+
+    weights: Run
+    scales: Run | None
+    x: Run
     group: Any
     sub: Any
 
 
-def activation_runs(tile: RowTile, x: Any, row_elements: int, used_elements: int) -> list[Any]:
-    """One run a token of bf16 activations; elements from `used_elements` on are padding and read as zero."""
-    return [bounded(pointer(x, offset=t * row_elements), used_elements * 2, BF16_ITEM) for t in range(tile.tokens)]
+def activation_run(x: Any, elements: int, offsets: list[Any]) -> Run:
+    """bf16 activations: `elements` in all, one offset (in items) a token."""
+    return Run(bounded(pointer(x), elements * 2, BF16_ITEM), offsets)
 
 
-def row_runs(tile: RowTile, start: Any, first_row: Any, row_count: Any, unit_bytes: int, items: int) -> list[Any]:
-    """A run for each row step of a wave; an item is `items` elements of `start`, together `unit_bytes` bytes."""
-    runs = []
-    for r in range(tile.rows):
-        row = first_row + r * tile.groups
-        here = start + fx.Int64(row) * (tile.stride_items * items)
-        length = (tile.items if tile.groups == 1 else tile.stride_items) * unit_bytes
-        left = row_count - row
-        # Two selects: a minimum of a maximum would leave the scalar unit (v_med3_i32).
-        partial = (left > 0).select(left * length, fx.Int32(0))
-        nbytes = (left >= tile.groups).select(fx.Int32(tile.groups * length), partial)
-        runs.append(bounded(here, nbytes, items))
-    return runs
+def row_run(tile: RowTile, start: Any, first_row: Any, row_count: Any, unit_bytes: int, items: int) -> Run:
+    """The rows of a wave; an item is `items` elements of `start`, together `unit_bytes` bytes.
+
+    The run ends with the last row of the matrix, so that rows past it read zeros without a branch.
+    """
+    here = start + fx.Int64(first_row) * (tile.stride_items * items)
+    left = row_count - first_row
+    row_bytes = tile.stride_items * unit_bytes
+    # Two selects: a minimum of a maximum would leave the scalar unit (v_med3_i32).
+    partial = (left > 0).select(left * row_bytes, fx.Int32(0))
+    nbytes = (left >= tile.wave_rows).select(fx.Int32(tile.wave_rows * row_bytes), partial)
+    return Run(bounded(here, nbytes, items), [r * tile.groups * tile.stride_items for r in range(tile.rows)])
 
 
 def lane_place(tile: RowTile) -> tuple[Any, Any]:
@@ -128,13 +142,14 @@ def lane_place(tile: RowTile) -> tuple[Any, Any]:
     return lane // tile.lanes, lane % tile.lanes
 
 
-def weight_item(tile: RowTile, runs: RowRuns, step: Any, full: bool) -> Any:
-    """The lane's item in its group's row; where rows share a run, a lane past its row is sent past the run."""
-    item = runs.sub + step * tile.lanes
-    if tile.groups == 1:
-        return item
-    inside = runs.group * tile.stride_items + item
-    return inside if full else (item < tile.items).select(inside, fx.Int32(NOWHERE))
+def lane_items(tile: RowTile, runs: RowRuns, step: Any, full: bool) -> tuple[Any, Any]:
+    """(item of the weights, item of the activations) of a lane; a lane past its row is sent past both runs."""
+    x = runs.sub + step * tile.lanes
+    weight = runs.group * tile.stride_items + x
+    if full:
+        return weight, x
+    inside = x < tile.items
+    return inside.select(weight, fx.Int32(NOWHERE)), inside.select(x, fx.Int32(NOWHERE // 8))
 
 
 def is_full(tile: RowTile, step: int) -> bool:
@@ -142,16 +157,16 @@ def is_full(tile: RowTile, step: int) -> bool:
     return step < tile.full_steps
 
 
+def load_rows(run: Run, item: Any, dtype: Any, items: int, name: str = "keep") -> list[Any]:
+    """One item of each of a run's rows."""
+    return [load_items(run.items, item + offset, dtype, items, name) for offset in run.offsets]
+
+
 def dot_bf16(tile: RowTile, runs: RowRuns, sums: list[Any], steps: list[tuple[Any, bool]]) -> list[Any]:
     """Add the products of `steps` to the packed sums, ordered [token][row]; the weight loads come first."""
-    weights = [
-        [
-            load_items(run, weight_item(tile, runs, s, full), fx.BFloat16, BF16_ITEM, "stream_once")
-            for run in runs.weights
-        ]
-        for s, full in steps
-    ]
-    x = [[load_items(run, runs.sub + s * tile.lanes, fx.BFloat16, BF16_ITEM) for run in runs.x] for s, _ in steps]
+    places = [lane_items(tile, runs, s, full) for s, full in steps]
+    weights = [load_rows(runs.weights, w, fx.BFloat16, BF16_ITEM, "stream_once") for w, _ in places]
+    x = [load_rows(runs.x, i, fx.BFloat16, BF16_ITEM) for _, i in places]
     fn.sched_barrier()
     out = list(sums)
     for w_step, x_step in zip(weights, x, strict=True):
@@ -169,13 +184,14 @@ def dot_mxfp4(tile: RowTile, runs: RowRuns, sums: list[Any], steps: list[tuple[A
     The convert runs with scale 1 and the block's sum is multiplied by its scale in fp32, because what the convert makes
     of scale bytes 0 and 255 is not documented: here 0 is 2^-127 and 255 gives NaN whatever the weights are.
     """
-    items = [weight_item(tile, runs, s, full) for s, full in steps]
-    weights = [[load_items(run, i, fx.Int32, 4, "stream_once") for run in runs.weights] for i in items]
-    bytes_ = [[load_items(run, i, fx.Uint8, 1, "stream_once") for run in runs.scales] for i in items]
+    assert runs.scales is not None
+    places = [lane_items(tile, runs, s, full) for s, full in steps]
+    weights = [load_rows(runs.weights, w, fx.Int32, 4, "stream_once") for w, _ in places]
+    bytes_ = [load_rows(runs.scales, w, fx.Uint8, 1, "stream_once") for w, _ in places]
     fn.sched_barrier()
     out = list(sums)
-    for (step, _), w_step, s_step in zip(steps, weights, bytes_, strict=True):
-        part = block_products(tile, runs, w_step, runs.sub + step * tile.lanes)
+    for (_, block), w_step, s_step in zip(places, weights, bytes_, strict=True):
+        part = block_products(tile, runs, w_step, block)
         scale = [e8m0_scale(fn.u8(s[0])) for s in s_step]
         for i, p in enumerate(part):
             out[i] = fx.fma(fold(p), scale[i % tile.rows], out[i])
@@ -196,16 +212,18 @@ def block_products(tile: RowTile, runs: RowRuns, weights: list[Any], block: Any)
     """Packed sums of one unscaled block of 32 weights with its activations, ordered [token][row]."""
     part = zero_pairs(tile.tokens * tile.rows)
     one = fx.Float32(1.0)
-    ahead = [load_items(run, block * 4, fx.BFloat16, BF16_ITEM) for run in runs.x]
+    ahead = load_rows(runs.x, block * 4, fx.BFloat16, BF16_ITEM)
     for d in range(4):
         here = ahead
-        if d < 3:
-            ahead = [load_items(run, block * 4 + (d + 1), fx.BFloat16, BF16_ITEM) for run in runs.x]
-        if tile.tokens > 2:
+        if d < 3 and tile.tokens <= AHEAD_TOKENS:
+            ahead = load_rows(runs.x, block * 4 + (d + 1), fx.BFloat16, BF16_ITEM)
+        if tile.tokens > FEW_TOKENS:
             fn.sched_barrier()  # without it all four loads of every token are moved up, and 8 tokens spill
+        if d and tile.tokens > AHEAD_TOKENS:
+            here = load_rows(runs.x, block * 4 + d, fx.BFloat16, BF16_ITEM)
         wide = [[fn.cvt_scalef32_pk_f32_fp4(w[d], one, p) for p in range(4)] for w in weights]
         for t, xs in enumerate(here):
-            if tile.tokens > 4:
+            if tile.tokens > AHEAD_TOKENS:
                 fn.sched_barrier()  # or every token is widened first
             for p, xp in enumerate(pairs(xs.to(fx.Float32))):
                 for r in range(tile.rows):
@@ -214,9 +232,19 @@ def block_products(tile: RowTile, runs: RowRuns, weights: list[Any], block: Any)
     return part
 
 
+@flyc.jit
+def walk_rows(tile: RowTile, runs: RowRuns, sums: list[Any], dot: Any) -> list[Any]:
+    """The sums of a wave's rows over all steps: `dot` is `dot_bf16` or `dot_mxfp4`."""
+    for iteration in range(tile.chunks, unroll=1):
+        sums = dot(tile, runs, sums, chunk_steps(tile, fx.Int32(iteration)))
+    for steps in tail_steps(tile):
+        sums = dot(tile, runs, sums, steps)
+    return sums
+
+
 def chunk_steps(tile: RowTile, iteration: Any) -> list[tuple[Any, bool]]:
     """The steps of one loop iteration; with many tokens the loop takes the partly filled last step too."""
-    return [(iteration * tile.chunk + i, tile.tokens <= 4) for i in range(tile.chunk)]
+    return [(iteration * tile.chunk + i, tile.tokens <= FEW_TOKENS) for i in range(tile.chunk)]
 
 
 def tail_steps(tile: RowTile) -> list[list[tuple[Any, bool]]]:

@@ -13,10 +13,10 @@ from dieplace.codegen.flydsl_names import flyc, fx, range_constexpr
 from dieplace.kernels.flydsl.cache_bits import BUFFER_BITS
 
 WAVE = 64
-# An item index that lies past the end of every descriptor (items of 16 bytes: 2^31 - 16): such loads return zero.
-NOWHERE = 0x07FFFFFF
-# A descriptor's items are addressed with 32-bit byte offsets; rows and tables beyond this are refused before launch.
-MAX_RUN_BYTES = 0x7FFFFFF0
+# The longest bounded run, and an index of a 16-byte item past the end of every run: such loads return zero. A row's
+# offset may be added to it without leaving 31 bits of bytes.
+MAX_RUN_BYTES = 0x3FFFFFF0
+NOWHERE = MAX_RUN_BYTES // 16
 STREAM = fx.Stream(None)  # the default stream of launchers
 
 

@@ -1,0 +1,315 @@
+"""Mixture-of-experts layers with MXFP4 weights: gate and up with clamped SwiGLU, down with the weighted sum.
+
+A *slot* is one (token, choice) pair; there are tokens x k of them, at most 64, so that one wave holds all ids. The
+first slot that names an expert owns it: its workgroup (or wave) reads the expert's weights once for every slot that
+names it, so that several tokens read the union of their experts. Code for 1, 2, 4 and 8 slots of one expert is compiled
+in and chosen by a scalar branch: a batch of 8 tokens rarely sends more than two to one expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from dieplace.codegen import flydsl_names as fn
+from dieplace.kernels.flydsl.attention import LOG2E
+from dieplace.kernels.flydsl.gemv import as_bytes
+from dieplace.kernels.flydsl.launch import Attrs, KernelOp, Launch, Operands
+from dieplace.kernels.flydsl.rows import (
+    BF16_ITEM,
+    FP4_BLOCK,
+    RowRuns,
+    RowTile,
+    Run,
+    activation_run,
+    dot_mxfp4,
+    finished_rows,
+    lane_place,
+    row_run,
+    walk_rows,
+    wave_first_row,
+)
+from dieplace.kernels.flydsl.tiles import (
+    STREAM,
+    WAVE,
+    bounded,
+    flyc,
+    fx,
+    lane_index,
+    load_items,
+    pointer,
+    range_constexpr,
+    shared,
+    split,
+    uniform_load,
+    wave_index,
+)
+
+MAX_SLOTS = WAVE
+
+
+@dataclass(frozen=True)
+class Users:
+    """The slots that name one expert: whether `slot` owns it, how many there are, their numbers (scalars)."""
+
+    expert: Any
+    owner: Any
+    count: Any
+    slots: list[Any]
+
+
+def expert_users(ids: Any, slots: int, slot: Any, most: int) -> Users:
+    """Who shares the expert of `slot`; the first `most` of them. A number past the last user repeats the last one."""
+    lane = lane_index()
+    expert = uniform_load(pointer(ids) + slot)
+    named = load_items(bounded(pointer(ids), slots * 4, 1), lane, fx.Int32, 1)[0]
+    left = fn.ballot((named == expert) & (lane < slots))
+    owner = fn.first_bit(left) == slot
+    count = fn.bit_count(left)
+    found, last = [], slot
+    for _ in range(most):
+        last = (left == 0).select(last, fn.first_bit(left))
+        found.append(last)
+        left = left & (left - 1)
+    return Users(expert, owner, count, found)
+
+
+def user_sizes(tokens: int) -> list[tuple[int, int]]:
+    """(least, most) users for each compiled size: a token names an expert once, so there are at most `tokens`."""
+    sizes, least = [], 1
+    for most in (1, 2, 4, 8):
+        if least <= tokens:
+            sizes.append((least, min(most, tokens)))
+        least = most + 1
+    return sizes
+
+
+def expert_runs(tile: RowTile, blocks: Any, scales: Any, expert: Any, rows: int, first_row: Any, x: Run) -> RowRuns:
+    """The runs of a wave's rows in one expert's matrix of `rows` rows."""
+    before = fx.Int64(expert) * (rows * tile.stride_items)
+    weights = row_run(tile, pointer(blocks, fx.Int32) + before * 4, first_row, fx.Int32(rows), 16, 4)
+    bytes_ = row_run(tile, pointer(scales, fx.Uint8) + before, first_row, fx.Int32(rows), 1, 1)
+    return RowRuns(weights, bytes_, x, *lane_place(tile))
+
+
+def pick(index: Any, values: list[Any]) -> Any:
+    """`values[index]` of scalars by a chain of selects."""
+    out = values[0]
+    for i, value in enumerate(values[1:], 1):
+        out = (index == i).select(value, out)
+    return out
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e^-x) with v_exp_f32 and an exact division."""
+    return fx.Float32(1.0) / (fx.exp2(x * (-LOG2E), fastmath="fast") + 1.0)
+
+
+def clamped_swiglu(gate: Any, up: Any, alpha: float, limit: float) -> Any:
+    """(up + 1) * gate * sigmoid(alpha * gate); gate is clamped from above only, up from both sides (GPT-OSS)."""
+    gate = fx.min(gate, fx.Float32(limit))
+    up = fx.max(fx.min(up, fx.Float32(limit)), fx.Float32(-limit))
+    return (up + 1.0) * gate * sigmoid(gate * alpha)
+
+
+def up_of_gate(tile: RowTile, value: Any) -> Any:
+    """On a lane that holds an even row of interleaved gate and up rows: the odd row that follows it.
+
+    Where they are follows from `gather_sums`: with groups the next group of lanes has it, else the next row step, which
+    the exchanges of a full wave leave 32 lanes away.
+    """
+    return fx.shuffle_xor(value, 16 if tile.lanes == 16 else 32, WAVE)
+
+
+@flyc.jit
+def store_activations(
+    tile: RowTile, users: Users, sums: list[Any], first_row: Any, rows: int, bias: Any, out: Any, activation: Callable
+) -> None:
+    """Finish the sums of gate and up rows, apply the activation, write each user's row of `out` (slots, rows / 2)."""
+    for total, row, user, valid in finished_rows(tile, sums, first_row, fx.Int32(rows)):
+        place = fx.Int64(users.expert) * rows + fx.Int64((row < rows).select(row, fx.Int32(0)))
+        total = total + (pointer(bias) + place).load().to(fx.Float32)
+        up = up_of_gate(tile, total)
+        if valid & (row % 2 == 0) & (user < users.count):
+            target = pick(user, users.slots) * (rows // 2) + row // 2
+            (pointer(out) + target).store(activation(total, up).to(fx.BFloat16))
+
+
+@cache
+def build_expert_gate_up(
+    hidden: int, inner: int, tokens: int, chosen: int, *, alpha: float, limit: float, rows: int = 4, waves: int = 4
+) -> Any:
+    """Launcher (x, ids, blocks, scales, bias, out): a workgroup takes rows of one slot's expert, if the slot owns it.
+
+    x (tokens, hidden) bf16, ids (tokens, chosen) int32, blocks (experts, 2 inner, hidden/32, 16) and scales
+    (experts, 2 inner, hidden/32) uint8 with rows gate, up, gate, up, ...; bias (experts, 2 inner) bf16;
+    out (tokens, chosen, inner) bf16.
+    """
+    slots = tokens * chosen
+    sizes = [
+        (least, RowTile(hidden // FP4_BLOCK, most, hidden // FP4_BLOCK, rows, waves))
+        for least, most in user_sizes(tokens)
+    ]
+    matrix_rows = 2 * inner
+    activation = partial(clamped_swiglu, alpha=alpha, limit=limit)
+    block_rows, threads = sizes[0][1].block_rows, sizes[0][1].threads
+
+    @flyc.kernel
+    def expert_gate_up_kernel(
+        x: fx.Tensor, ids: fx.Tensor, blocks: fx.Tensor, scales: fx.Tensor, bias: fx.Tensor, out: fx.Tensor
+    ):
+        users = expert_users(ids, slots, fx.block_idx.y, tokens)
+        for least, tile in sizes:
+            if users.owner & (users.count >= least) & (users.count <= tile.tokens):
+                first_row = wave_first_row(tile)
+                x_rows = [split(slot, chosen)[0] * (hidden // BF16_ITEM) for slot in users.slots[: tile.tokens]]
+                x_run = activation_run(x, tokens * hidden, x_rows)
+                runs = expert_runs(tile, blocks, scales, users.expert, matrix_rows, first_row, x_run)
+                sums = walk_rows(tile, runs, [fx.Float32(0.0) for _ in range(tile.tokens * rows)], dot_mxfp4)
+                store_activations(tile, users, sums, first_row, matrix_rows, bias, out, activation)
+
+    @flyc.jit
+    def expert_gate_up(
+        x: fx.Tensor,
+        ids: fx.Tensor,
+        blocks: fx.Tensor,
+        scales: fx.Tensor,
+        bias: fx.Tensor,
+        out: fx.Tensor,
+        stream: fx.Stream = STREAM,
+    ):
+        expert_gate_up_kernel(x, ids, blocks, scales, bias, out).launch(
+            grid=(-(-matrix_rows // block_rows), slots, 1), block=(threads, 1, 1), stream=stream
+        )
+
+    return expert_gate_up
+
+
+@flyc.jit
+def add_weighted(
+    tile: RowTile,
+    users: Users,
+    sums: list[Any],
+    first_row: Any,
+    rows: int,
+    with_bias: bool,
+    bias: Any,
+    weights: Any,
+    chosen: int,
+    accumulators: Any,
+    wave: Any,
+) -> None:
+    """Add weight * (sum + bias) to this wave's accumulator of each user's token; a wave's lanes never share one."""
+    for total, row, user, valid in finished_rows(tile, sums, first_row, fx.Int32(rows)):
+        if valid & (user < users.count):
+            value = total
+            if fx.const_expr(with_bias):
+                value = value + (pointer(bias) + (fx.Int64(users.expert) * rows + fx.Int64(row))).load().to(fx.Float32)
+            slot = pick(user, users.slots)
+            token, local = split(slot, chosen)[0], row - first_row
+            weight = (pointer(weights) + slot).load()
+            accumulators[wave, token, local] = accumulators[wave, token, local] + weight * value
+
+
+@cache
+def build_expert_down(
+    inner: int, hidden: int, tokens: int, chosen: int, *, bias: bool, fp32: bool, rows: int = 4, waves: int = 4
+) -> Any:
+    """Launcher (x, ids, weights, blocks, scales, bias, out): a workgroup takes a few rows, its waves divide the slots.
+
+    x (tokens, chosen, inner) bf16, ids, weights (tokens, chosen), blocks (experts, hidden, inner/32, 16), scales
+    (experts, hidden, inner/32) uint8, bias (experts, hidden) bf16, out (tokens, hidden) fp32 or bf16. The sum over the
+    choices is fp32 in a fixed order (waves, then slots), rounded once.
+    """
+    slots = tokens * chosen
+    waves = min(waves, slots)
+    items = inner // FP4_BLOCK
+    sizes = [(least, RowTile(items, most, items, rows, 1)) for least, most in user_sizes(tokens)]
+    wave_rows = sizes[0][1].wave_rows
+    dtype = fx.Float32 if fp32 else fx.BFloat16
+    with_bias = bias
+
+    @flyc.kernel
+    def expert_down_kernel(
+        x: fx.Tensor,
+        ids: fx.Tensor,
+        weights: fx.Tensor,
+        blocks: fx.Tensor,
+        scales: fx.Tensor,
+        bias: fx.Tensor,
+        out: fx.Tensor,
+    ):
+        wave = wave_index()
+        first_row = fx.block_idx.x * wave_rows
+        accumulators = shared(fx.SharedAllocator(), fx.Float32, waves, tokens, wave_rows)
+        for t in range_constexpr(tokens):
+            if lane_index() < wave_rows:
+                accumulators[wave, t, lane_index()] = fx.Float32(0.0)
+        for step in range(-(-slots // waves), unroll=1):
+            slot = fx.Int32(step) * waves + wave
+            here = (slot < slots).select(slot, fx.Int32(0))
+            users = expert_users(ids, slots, here, tokens)
+            for least, tile in sizes:
+                if users.owner & (slot < slots) & (users.count >= least) & (users.count <= tile.tokens):
+                    x_run = activation_run(
+                        x, slots * inner, [s * (inner // BF16_ITEM) for s in users.slots[: tile.tokens]]
+                    )
+                    runs = expert_runs(tile, blocks, scales, users.expert, hidden, first_row, x_run)
+                    sums = walk_rows(tile, runs, [fx.Float32(0.0) for _ in range(tile.tokens * rows)], dot_mxfp4)
+                    add_weighted(
+                        tile, users, sums, first_row, hidden, with_bias, bias, weights, chosen, accumulators, wave
+                    )
+        fx.gpu.barrier()
+        for step in range_constexpr(-(-tokens * wave_rows // (waves * WAVE))):
+            token, local = split(fx.thread_idx.x + step * (waves * WAVE), wave_rows)
+            if (token < tokens) & (first_row + local < hidden):
+                total = accumulators[0, token, local]
+                for w in range_constexpr(1, waves):
+                    total = total + accumulators[w, token, local]
+                (pointer(out) + (token * hidden + first_row + local)).store(total.to(dtype))
+
+    @flyc.jit
+    def expert_down(
+        x: fx.Tensor,
+        ids: fx.Tensor,
+        weights: fx.Tensor,
+        blocks: fx.Tensor,
+        scales: fx.Tensor,
+        bias: fx.Tensor,
+        out: fx.Tensor,
+        stream: fx.Stream = STREAM,
+    ):
+        expert_down_kernel(x, ids, weights, blocks, scales, bias, out).launch(
+            grid=(-(-hidden // wave_rows), 1, 1), block=(waves * WAVE, 1, 1), stream=stream
+        )
+
+    return expert_down
+
+
+def _plan_gate_up(operands: Operands, attrs: Attrs) -> list[Launch]:
+    x, ids, out = operands["x"], operands["ids"], operands["out"]
+    launcher = build_expert_gate_up(
+        x.shape[1], out.shape[2], *ids.shape, alpha=float(attrs["alpha"]), limit=float(attrs["limit"])
+    )
+    args = (x, ids, operands["blocks"], as_bytes(operands["scales"]), operands["bias"], out)
+    return [Launch(launcher, args)]
+
+
+def _plan_down(operands: Operands, attrs: Attrs) -> list[Launch]:
+    x, ids, bias, out = operands["x"], operands["ids"], operands["bias"], operands["out"]
+    fp32 = str(out.dtype) == "torch.float32"
+    launcher = build_expert_down(x.shape[2], out.shape[1], *ids.shape, bias=bias is not None, fp32=fp32)
+    matrix = (operands["blocks"], as_bytes(operands["scales"]))
+    args = (x, ids, operands["weights"], *matrix, x if bias is None else bias, out)
+    return [Launch(launcher, args)]
+
+
+def _supports(operands: Operands, attrs: Attrs) -> str | None:
+    slots = operands["ids"].numel()
+    return None if slots <= MAX_SLOTS else f"{slots} chosen experts do not fit the {MAX_SLOTS} lanes of a wave"
+
+
+expert_gate_up = KernelOp(_plan_gate_up, _supports)
+expert_down = KernelOp(_plan_down, _supports)

@@ -55,14 +55,16 @@ def compare_runs(base: Run, run: Run, *, allow: Sequence[str] = (), fail_on_perc
             differing=refused,
         )
     rows = [_row(point.arm, point.quantities[QUANTITY], _of(run, point.arm)) for point in base.points]
-    limit = fail_on_percent
-    worse = [
-        str(row["arm"])
-        for row in rows
-        if limit is not None and row["change_percent"] is not None and row["change_percent"] > limit
-    ]
+    worse = [str(row["arm"]) for row in rows if _is_regression(row, run.origin, fail_on_percent)]
     told = [{"key": key, "base": base.conditions.get(key), "run": run.conditions.get(key)} for key in keys]
     return Comparison(run.origin, run.source, rows, told, worse)
+
+
+def _is_regression(row: dict[str, Any], origin: str, limit: float | None) -> bool:
+    """Slower by more than the limit; measured numbers also need a verdict that says slower."""
+    if limit is None or row["change_percent"] is None or row["change_percent"] <= limit:
+        return False
+    return origin == "modelled" or str(row["verdict"]).startswith("slower")
 
 
 def _of(run: Run, arm: str) -> Quantity | None:
@@ -82,5 +84,10 @@ def _verdict(change: float, base: Quantity, other: Quantity) -> str:
     if base.origin == "modelled":
         if base.by_set == other.by_set:
             return "the model gives the same"
-        return f"{'slower' if change > 0 else 'faster'} in the model, set by set"
-    return "slower" if change > 0 else "faster"
+        return f"{'slower' if change > 0 else 'faster'} in the model"
+    from dieplace.experiments.statistics import ratio, verdict
+
+    if not base.samples or not other.samples:
+        return "too noisy to say, because one side has no samples"
+    # Two runs are not paired: they were taken at different times.
+    return verdict(ratio(base.samples, other.samples, seed=0, paired=False)).words

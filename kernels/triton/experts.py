@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from dieplace.kernels.triton.launch import decodes_in_ptx, on_device_of, tokens_of
+from dieplace.kernels.triton.gemv import INTERPRETED_ROWS
+from dieplace.kernels.triton.launch import INTERPRETED, nibble_decode, on_device_of, tokens_of
 from dieplace.kernels.triton.nibbles import rows_dot
 from dieplace.kernels.triton.numbers import narrow, widen
 
@@ -33,11 +34,12 @@ def _slot_of(ids, expert, T: tl.constexpr, TP: tl.constexpr, K: tl.constexpr, KP
     return tl.max(tl.where(used, place[None, :], -1), axis=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words_in_row"])
 def _expert_gate_up(
-    x, ids, blocks, scales, bias, out, alpha, limit, H: tl.constexpr, INNER: tl.constexpr, T: tl.constexpr,
+    x, ids, blocks, scales, bias, out, alpha, limit, words_in_row, H: tl.constexpr, INNER: tl.constexpr,
+    T: tl.constexpr,
     TP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, SP: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
-    PTX: tl.constexpr,
+    DECODE: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(1)
     expert = tl.load(ids + slot)
@@ -45,7 +47,7 @@ def _expert_gate_up(
         rows = tl.program_id(0) * BN + tl.arange(0, BN)
         row_ok = rows < 2 * INNER
         at = expert.to(tl.int64) * (2 * INNER) + rows
-        both = rows_dot(blocks, scales, x, H, at, row_ok, H, T, TP, BN, BW, PTX)
+        both = rows_dot(blocks, scales, x, H, at, row_ok, words_in_row, H, T, TP, BN, BW, DECODE)
         both += widen(tl.load(bias + at, mask=row_ok, other=0.0))[None, :]
         # Rows alternate gate, up (GPT-OSS checkpoints); only the gate's upper side is clamped, up on both.
         gate, up = tl.split(tl.reshape(both, (TP, BN // 2, 2)))
@@ -62,29 +64,38 @@ def _expert_gate_up(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words_in_row"])
 def _expert_down(
-    x, ids, weights, blocks, scales, bias, out, H: tl.constexpr, INNER: tl.constexpr, T: tl.constexpr,
+    x, ids, weights, blocks, scales, bias, out, words_in_row, H: tl.constexpr, INNER: tl.constexpr, T: tl.constexpr,
     TP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, SP: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PTX: tl.constexpr,
+    HAS_BIAS: tl.constexpr, DECODE: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     row_ok = rows < H
     token = tl.arange(0, TP)
     total = tl.zeros((TP, BN), tl.float32)
-    for slot in range(T * K):
-        expert = tl.load(ids + slot)
-        if _first_slot(ids, slot, expert, T * K, SP):
-            place = _slot_of(ids, expert, T, TP, K, KP)
-            used = place >= 0
-            share = tl.load(weights + token * K + place, mask=used, other=0.0)
-            at = expert.to(tl.int64) * H + rows
-            # Tokens that do not use this expert read row 0 and are dropped by their share below.
-            row = (token * K + tl.where(used, place, 0)) * INNER
-            part = _gathered_dot(blocks, scales, x, row, used, at, row_ok, INNER, TP, BN, BW, PTX)
+    # One token's experts are distinct: unrolled, so that all their loads are in flight at once.
+    if T == 1:
+        for slot in tl.static_range(K):
+            at = tl.load(ids + slot).to(tl.int64) * H + rows
+            part = rows_dot(blocks, scales, x + slot * INNER, 0, at, row_ok, words_in_row, INNER, 1, 1, BN, BW, DECODE)
             if HAS_BIAS:
                 part += widen(tl.load(bias + at, mask=row_ok, other=0.0))[None, :]
-            total += tl.where(used[:, None], share[:, None] * part, 0.0)
+            total += tl.load(weights + slot) * part
+    else:
+        for slot in range(T * K):
+            expert = tl.load(ids + slot)
+            if _first_slot(ids, slot, expert, T * K, SP):
+                place = _slot_of(ids, expert, T, TP, K, KP)
+                used = place >= 0
+                share = tl.load(weights + token * K + place, mask=used, other=0.0)
+                at = expert.to(tl.int64) * H + rows
+                # Tokens that do not use this expert read row 0 and are dropped by their share below.
+                row = (token * K + tl.where(used, place, 0)) * INNER
+                part = _gathered_dot(blocks, scales, x, row, used, at, row_ok, words_in_row, INNER, TP, BN, BW, DECODE)
+                if HAS_BIAS:
+                    part += widen(tl.load(bias + at, mask=row_ok, other=0.0))[None, :]
+                total += tl.where(used[:, None], share[:, None] * part, 0.0)
     tl.store(
         out + token[:, None] * H + rows[None, :],
         narrow(total, out.dtype.element_ty),
@@ -94,8 +105,8 @@ def _expert_down(
 
 @triton.jit
 def _gathered_dot(
-    blocks, scales, x, x_at, used, rows, row_ok, K: tl.constexpr, TP: tl.constexpr, BN: tl.constexpr,
-    BW: tl.constexpr, PTX: tl.constexpr,
+    blocks, scales, x, x_at, used, rows, row_ok, words_in_row, K: tl.constexpr, TP: tl.constexpr, BN: tl.constexpr,
+    BW: tl.constexpr, DECODE: tl.constexpr,
 ):  # fmt: skip
     """As `rows_dot`, with a row offset of x for each token."""
     total = tl.zeros((TP, BN), tl.float32)
@@ -104,13 +115,15 @@ def _gathered_dot(
         offset = tl.sum(tl.where(mine, x_at, 0), axis=0)
         wanted = tl.sum(tl.where(mine & used, 1, 0), axis=0) > 0
         if wanted:
-            dot = rows_dot(blocks, scales, x + offset, 0, rows, row_ok, K, 1, 1, BN, BW, PTX)
+            dot = rows_dot(blocks, scales, x + offset, 0, rows, row_ok, words_in_row, K, 1, 1, BN, BW, DECODE)
             total += tl.where(mine[:, None], dot, 0.0)
     return total
 
 
-def _tile(tokens_padded: int) -> dict[str, int]:
-    return {"BN": max(2, 8 // tokens_padded), "BW": 128, "num_warps": 4}
+def _tile(rows: int, tokens_padded: int) -> dict[str, int]:
+    if INTERPRETED:
+        return {"BN": INTERPRETED_ROWS, "BW": 64, "num_warps": 1}
+    return {"BN": max(2, rows // tokens_padded), "BW": 64, "num_warps": 1}
 
 
 def expert_gate_up(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
@@ -119,12 +132,12 @@ def expert_gate_up(operands: Operands, attrs: Mapping[str, Any], *, stream: Any 
     x, ids, blocks, scales, bias, out = (operands[name] for name in names)
     assert x is not None and ids is not None and blocks is not None and out is not None
     (tokens, padded), chosen, inner = tokens_of(x), ids.shape[1], out.shape[2]
-    tile = _tile(padded)
+    tile = _tile(4, padded)
     with on_device_of(x, stream):
         _expert_gate_up[(triton.cdiv(2 * inner, tile["BN"]), tokens * chosen)](
             x, ids, blocks.view(torch.int32), scales, bias, out, float(attrs.get("alpha", 1.702)),
-            float(attrs.get("limit", 7.0)), H=x.shape[1], INNER=inner, T=tokens, TP=padded, K=chosen,
-            KP=triton.next_power_of_2(chosen), SP=triton.next_power_of_2(tokens * chosen), PTX=decodes_in_ptx(),
+            float(attrs.get("limit", 7.0)), x.shape[1] // 8, H=x.shape[1], INNER=inner, T=tokens, TP=padded, K=chosen,
+            KP=triton.next_power_of_2(chosen), SP=triton.next_power_of_2(tokens * chosen), DECODE=nibble_decode(),
             **tile,
         )  # fmt: skip
 
@@ -135,10 +148,10 @@ def expert_down(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = N
     bias, out = operands.get("bias"), operands["out"]
     assert x is not None and ids is not None and blocks is not None and out is not None
     (tokens, padded), chosen, inner = tokens_of(x), ids.shape[1], x.shape[2]
-    tile = {"BN": 4, "BW": 128, "num_warps": 4}
+    tile = _tile(1, padded) | ({} if INTERPRETED else {"BN": 1})
     with on_device_of(x, stream):
         _expert_down[(triton.cdiv(out.shape[1], tile["BN"]),)](
-            x, ids, weights, blocks.view(torch.int32), scales, out if bias is None else bias, out, H=out.shape[1],
-            INNER=inner, T=tokens, TP=padded, K=chosen, KP=triton.next_power_of_2(chosen),
-            SP=triton.next_power_of_2(tokens * chosen), HAS_BIAS=bias is not None, PTX=decodes_in_ptx(), **tile,
+            x, ids, weights, blocks.view(torch.int32), scales, out if bias is None else bias, out, inner // 8,
+            H=out.shape[1], INNER=inner, T=tokens, TP=padded, K=chosen, KP=triton.next_power_of_2(chosen),
+            SP=triton.next_power_of_2(tokens * chosen), HAS_BIAS=bias is not None, DECODE=nibble_decode(), **tile,
         )  # fmt: skip

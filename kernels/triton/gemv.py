@@ -9,10 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from dieplace.kernels.triton.launch import decodes_in_ptx, on_device_of, tokens_of
+from dieplace.kernels.triton.launch import INTERPRETED, nibble_decode, on_device_of, tokens_of
 from dieplace.kernels.triton.nibbles import rows_dot
 from dieplace.kernels.triton.numbers import narrow, widen
 
+# The interpreter runs programs one after the other: few large ones.
+INTERPRETED_ROWS = 64
 Operands = Mapping[str, torch.Tensor | None]
 
 
@@ -64,14 +66,14 @@ def _gemv_bf16(
     _store_rows(out, bias, result, rows, rows < N, N, T, TP, HAS_BIAS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words_in_row"])
 def _gemv_mxfp4(
-    x, blocks, scales, bias, out, N, K: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, BN: tl.constexpr,
-    BW: tl.constexpr, HAS_BIAS: tl.constexpr, PTX: tl.constexpr,
+    x, blocks, scales, bias, out, N, words_in_row, K: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, BN: tl.constexpr,
+    BW: tl.constexpr, HAS_BIAS: tl.constexpr, DECODE: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     at = rows.to(tl.int64)
-    result = rows_dot(blocks, scales, x, K, at, rows < N, K, T, TP, BN, BW, PTX)
+    result = rows_dot(blocks, scales, x, K, at, rows < N, words_in_row, K, T, TP, BN, BW, DECODE)
     _store_rows(out, bias, result, rows, rows < N, N, T, TP, HAS_BIAS)
 
 
@@ -86,15 +88,19 @@ def _mlp_gate_up(
 
 
 def dense_tile(rows: int, tokens_padded: int) -> dict[str, int]:
-    """Block sizes of a bf16 row dot: about 4,096 weights a program, fewer rows where there are few programs."""
-    rows_in_tile = max(1, (8 if rows >= 16384 else 4) // max(1, tokens_padded // 2))
-    return {"BN": rows_in_tile, "BK": 512, "num_warps": 4}
+    """Block sizes of a bf16 row dot: one warp, 512 weights wide; few rows go one to a program."""
+    rows_in_tile = INTERPRETED_ROWS if INTERPRETED else 2 if rows >= 16384 else 1
+    return {
+        "BN": rows_in_tile if INTERPRETED else max(1, rows_in_tile // tokens_padded),
+        "BK": 512,
+        "num_warps": 1 if tokens_padded <= 2 else 4,
+    }
 
 
 def mxfp4_tile(rows: int, tokens_padded: int) -> dict[str, int]:
-    """Block sizes of an MXFP4 row dot: 128 words (1,024 weights) wide, 4 to 16 rows."""
-    rows_in_tile = max(1, (16 if rows >= 16384 else 8) // tokens_padded)
-    return {"BN": rows_in_tile, "BW": 128, "num_warps": 4}
+    """Block sizes of an MXFP4 row dot: one warp, 64 words (512 weights) wide, 1 to 4 rows (see `rows_dot`)."""
+    rows_in_tile = INTERPRETED_ROWS if INTERPRETED else 4 if rows >= 16384 else 2 if rows >= 4096 else 1
+    return {"BN": rows_in_tile if INTERPRETED else max(1, rows_in_tile // tokens_padded), "BW": 64, "num_warps": 1}
 
 
 def gemv_bf16(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
@@ -118,8 +124,8 @@ def gemv_mxfp4(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = No
     tile = mxfp4_tile(rows, padded)
     with on_device_of(x, stream):
         _gemv_mxfp4[(triton.cdiv(rows, tile["BN"]),)](
-            x, blocks.view(torch.int32), scales, out if bias is None else bias, out, rows, K=width, T=tokens,
-            TP=padded, HAS_BIAS=bias is not None, PTX=decodes_in_ptx(), **tile,
+            x, blocks.view(torch.int32), scales, out if bias is None else bias, out, rows, width // 8, K=width,
+            T=tokens, TP=padded, HAS_BIAS=bias is not None, DECODE=nibble_decode(), **tile,
         )  # fmt: skip
 
 

@@ -13,9 +13,11 @@ from triton import knobs
 INTERPRETED: bool = bool(knobs.runtime.interpret)
 
 
-def decodes_in_ptx() -> bool:
-    """Whether nibbles may be decoded with inline PTX: on CUDA, not in the interpreter and not on ROCm."""
-    return not INTERPRETED and torch.version.hip is None
+def nibble_decode() -> int:
+    """How `nibbles.eight` decodes here: 0 plain Triton (interpreter, ROCm), 1 or 2 inline PTX (CUDA)."""
+    if INTERPRETED or torch.version.hip is not None:
+        return 0
+    return 2 if torch.cuda.get_device_capability() >= (8, 9) else 1
 
 
 @contextmanager

@@ -21,7 +21,10 @@ DieplaceError
 ├── CompileError            a kernel does not compile, or compiles to something unusable (exit 3)
 ├── KernelFault             an emulated kernel did something a device would not survive (exit 3)
 ├── Declined                the question was answered no, or there was nobody to ask (exit 7)
-└── BackendError            a vendor library or driver failed; its code and name are kept (exit 3)
+├── BackendError            a vendor library or driver failed; its code and name are kept (exit 3)
+└── LaunchFailed            a program could not be started by `exec` for any other reason (exit 125)
+    ├── CannotRun           it is there and cannot be run (exit 126)
+    └── NotFound            it is not there (exit 127)
 
 Each message says what was asked, what was found and what to do; `hint` repeats the last part alone.
 """
@@ -188,3 +191,24 @@ class BackendError(DieplaceError):
 
     exit_code = 3
     word = "backend"
+
+
+class LaunchFailed(DieplaceError):
+    """`exec` failed before the program started, for a reason of ours: 125, as env(1) and nohup(1) have it."""
+
+    exit_code = 125
+    word = "launch"
+
+
+class CannotRun(LaunchFailed):
+    """The program is there and cannot be run."""
+
+    exit_code = 126
+    word = "cannot-run"
+
+
+class NotFound(LaunchFailed):
+    """There is no such program."""
+
+    exit_code = 127
+    word = "not-found"

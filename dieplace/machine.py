@@ -222,7 +222,10 @@ class Machine:
     def to_json(self) -> dict[str, Any]:
         """Plain data under the versioned schema; the session is left out."""
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "session"}
-        return {"schema": SCHEMA, **json.loads(json.dumps(body, default=_plain, allow_nan=False))}
+        plain = json.loads(json.dumps(body, default=_plain, allow_nan=False))
+        for card, data in zip(self.cards, plain["cards"], strict=True):
+            data["mode"] = str(card.mode) if card.mode else None
+        return {"schema": SCHEMA, **plain}
 
     def save(self, path: str | Path) -> None:
         """Write the snapshot as versioned JSON."""
@@ -231,23 +234,9 @@ class Machine:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Machine:
         """Rebuild a snapshot; its source becomes `replayed` and it has no session."""
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-            raise UsageError(f"not a machine file: expected schema {SCHEMA}, found {found!r}")
-        try:
-            return cls(
-                source="replayed",
-                backend=data["backend"],
-                cards=tuple(_card(c) for c in data["cards"]),
-                devices=tuple(Device(**_tuples(d)) for d in data["devices"]),
-                domains=tuple(Domain(**_tuples(d)) for d in data["domains"]),
-                links=tuple(_link(x) for x in data["links"]),
-                notes=tuple(data["notes"]),
-                stamp=tuple(data["stamp"]),
-                host=data["host"],
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"not a complete machine file: {error}") from error
+        from dieplace.machine_file import machine_from_json
+
+        return machine_from_json(data)
 
     @classmethod
     def load(cls, path: str | Path) -> Machine:
@@ -256,7 +245,7 @@ class Machine:
             data = json.loads(Path(path).read_text())
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} is not JSON: {error}") from error
         return cls.from_json(data)
 
@@ -282,20 +271,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mode):
         return str(value)
     return asdict(value)
-
-
-def _tuples(data: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-
-
-def _card(data: dict[str, Any]) -> Card:
-    mode = data["mode"]
-    if isinstance(mode, dict):
-        mode = Mode(**mode)
-    elif mode is not None:
-        mode = Mode.parse(mode)
-    return Card(**{**data, "mode": mode})
-
-
-def _link(data: dict[str, Any]) -> Link:
-    return Link(**{**data, "bandwidth": Figure(**data["bandwidth"]), "latency": Figure(**data["latency"])})

@@ -130,7 +130,7 @@ def _conclude(run: Run, failure: DieplaceError | None) -> Outcome:
     word = _word(run, final)
     detail = _detail(run, final, word, failure)
     late = _start_units(run, final)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(DieplaceError):  # how it ended is told even where it cannot be kept
         if word == "done" and plan.purpose == "restore":
             run.record.forget_journal()
         else:

@@ -74,7 +74,11 @@ class Store:
         return value
 
     def write(self, name: str, value: dict[str, Any]) -> None:
-        """Replace a file so that after a power cut it holds the old or the new value, whole."""
+        """Replace a file so that after a power cut it holds the old or the new value, whole; Unsupported on failure."""
+        with self._told("write"):
+            self._write(name, value)
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
         folder = self._open_folder(create=True)
         scratch = f".{name}.{os.getpid()}"
         try:
@@ -107,12 +111,13 @@ class Store:
     def lock(self, wait_s: float, clock: Clock) -> Iterator[int]:
         """The one switch at a time, across processes; Busy names the holder. Yields the descriptor: a child that
         inherits it keeps the lock when this process dies in the middle of an unload."""
-        folder = self._open_folder(create=True)
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open("lock", flags, 0o600, dir_fd=folder)
-        finally:
-            os.close(folder)
+        with self._told("lock"):
+            folder = self._open_folder(create=True)
+            try:
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptor = os.open("lock", flags, 0o600, dir_fd=folder)
+            finally:
+                os.close(folder)
         try:
             self._check(os.fstat(descriptor), self.directory / "lock", stat.S_ISREG)
             self._take(descriptor, wait_s, clock)
@@ -121,6 +126,16 @@ class Store:
             yield descriptor
         finally:
             os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise Unsupported(
+                f"cannot {doing} the record of switches in {self.directory}: {error.strerror}",
+                hint="no switch is made without a record to undo it by; free or repair that folder",
+            ) from error
 
     def _take(self, descriptor: int, wait_s: float, clock: Clock) -> None:
         deadline = clock.now() + wait_s

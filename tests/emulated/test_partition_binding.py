@@ -188,7 +188,7 @@ def test_busy_is_retried_a_bounded_number_of_times(bench: Bench) -> None:
 
 
 def test_a_hanging_init_ends_with_the_time_limit(memory_path: Path, rocm: Path) -> None:
-    """TheRock 2964: init can hang. The switch goes on through the file only where nothing was asked of the driver yet."""
+    """TheRock 2964: init can hang. What a child that gave no answer did is not known, and told so."""
     from dieplace.errors import NotVerified
 
     with Bench(memory_path, rocm, timeout_s=3.0) as bench:

@@ -114,14 +114,20 @@ class Saboteur:
 
 
 def all_cases() -> Iterator[Case]:
-    for (start, target), *rest in itertools.product(DIRECTIONS, STEPS, STATUSES, KILLS, HOLDERS, SLOW):
-        yield Case(start, target, *rest)
+    """The whole product; where nothing is sabotaged, a status or a kill would only repeat the case."""
+    for (start, target), step, status, kill, holder, slow in itertools.product(
+        DIRECTIONS, STEPS, STATUSES, KILLS, HOLDERS, SLOW
+    ):
+        if step != "none" or (status, kill) == (STATUSES[0], KILLS[0]):
+            yield Case(start, target, step, status, kill, holder, slow)
 
 
 def sample(count: int) -> list[Case]:
-    """A seeded choice without repeats, and every (step, status, kill) at least once in a switch that has that step."""
-    every = list(all_cases())
-    random.Random(20261130).shuffle(every)
+    """A seeded choice without repeats: every (step, status, kill) at least once in a switch that has that step, and a
+    quarter only of the cases that a holder stops before their step."""
+    dice = random.Random(20261130)
+    every = [c for c in all_cases() if c.holder not in ("compute", "ghost", "drm") or dice.random() < 0.25]
+    dice.shuffle(every)
     first: dict[tuple[str, ...], Case] = {}
     for case in every:
         has_step = case.target == "QPX/NPS2" and case.holder in ("none", "late")
@@ -229,7 +235,7 @@ def test_a_switch_never_says_what_is_not_true_in_the_whole_campaign(memory_path:
     counts = {
         name: Counter(getattr(case, name) for case in cases) for name in ("step", "status", "kill", "holder", "slow")
     }
-    assert all(min(counter.values()) >= 40 for counter in counts.values())
+    assert all(min(counter.values()) >= 15 for counter in counts.values())
     assert {"done", "refused", "unchanged", "rolled-back", "pending", "unknown", "not-verified", "killed"} <= set(words)
 
 

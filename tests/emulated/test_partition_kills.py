@@ -74,7 +74,7 @@ def test_killed_at_any_step_the_next_command_tells_and_restore_works(node: Node,
     code, shown = run(node, "show")
     assert code == 0 and any("did not finish" in text and "restore" in text for text in shown["standing"]), shown
     assert shown["driver"]["loaded"] is truth(node).loaded
-    code, planned = run(node, "restore", "--dry-run")
+    code, _ = run(node, "restore", "--dry-run")
     assert code == 0
     code, answer = run(node, "restore", "-y")
     assert code == 0, answer
@@ -145,14 +145,15 @@ def test_ctrl_c_in_the_middle_exits_130_and_the_next_command_knows(node: Node) -
 def test_a_full_disk_before_the_first_step_changes_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     from partition_support import control_for, switch
 
+    from dieplace.errors import Unsupported
     from dieplace.partition.store import Store
 
     def full(self: Store, name: str, value: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Store, "write", full)
+    monkeypatch.setattr(Store, "_write", full)
     control = control_for(node, FakeClock(), node.directory.parent / "state")
-    with pytest.raises(Exception) as caught:
+    with pytest.raises(Unsupported) as caught:
         switch(control, "DPX/NPS2")
     assert "No space left" in str(caught.value) and truth(node).is_in("SPX/NPS1")
     assert os.listdir(node.directory.parent / "state") == ["lock"]

@@ -200,3 +200,48 @@ def persistent(blocks: int, *, iterations: int = 3, fenced: bool = True, lds_byt
         loop(X, PART, COUNT, Y).launch(grid=(blocks, 1, 1), block=(64, 1, 1), stream=stream)
 
     return launch
+
+
+def two_words(waited: bool) -> Any:
+    """Value and tag in words of their own, both system scope; without the wait the tag may overtake the value."""
+
+    @flyc.kernel
+    def produce(VALUE: fx.Tensor, TAG: fx.Tensor, rounds: fx.Int32, base: fx.Int32):
+        if fx.thread_idx.x == 0:
+            for r in range(rounds):
+                at = fx.Int32(r) * 32
+                fx.generic_store(fx.get_iter(VALUE) + at, fx.Int32(r) * 3 + 7, memory_order=AtomicOrdering.Monotonic)
+                if waited:
+                    fn.waitcnt_vmem()
+                fx.generic_store(fx.get_iter(TAG) + at, base + fx.Int32(r) + 1, memory_order=AtomicOrdering.Monotonic)
+
+    @flyc.jit
+    def launch(VALUE: fx.Tensor, TAG: fx.Tensor, rounds: fx.Int32, base: fx.Int32, stream: fx.Stream = STREAM):
+        produce(VALUE, TAG, rounds, base).launch(grid=(1, 1, 1), block=(64, 1, 1), stream=stream)
+
+    return launch
+
+
+def two_words_consumer() -> Any:
+    """Waits for each tag, then loads its value; system scope throughout."""
+
+    @flyc.kernel
+    def consume(VALUE: fx.Tensor, TAG: fx.Tensor, OUT: fx.Tensor, rounds: fx.Int32, base: fx.Int32):
+        if fx.thread_idx.x == 0:
+            for r in range(rounds):
+                at, tag = fx.Int32(r) * 32, fx.Int32(0)
+                while tag != base + fx.Int32(r) + 1:
+                    tag = fx.generic_load(fx.get_iter(TAG) + at, memory_order=AtomicOrdering.Monotonic)
+                    fn.sleep(1)
+                OUT[fx.block_idx.x, fx.Int32(r)] = fx.generic_load(
+                    fx.get_iter(VALUE) + at, memory_order=AtomicOrdering.Monotonic
+                )
+
+    @flyc.jit
+    def launch(
+        VALUE: fx.Tensor, TAG: fx.Tensor, OUT: fx.Tensor, rounds: fx.Int32, base: fx.Int32, blocks: fx.Int32,
+        stream: fx.Stream = STREAM,
+    ):  # fmt: skip
+        consume(VALUE, TAG, OUT, rounds, base).launch(grid=(blocks, 1, 1), block=(64, 1, 1), stream=stream)
+
+    return launch

@@ -65,7 +65,8 @@ def test_a_killed_parent_leaves_the_lock_with_its_modprobe(tmp_path: Path) -> No
     slow = script(tmp_path / "m", f"echo $$ > {tmp_path / 'pid'}; exec /bin/sleep 30")
     code = (
         "from pathlib import Path; from dieplace.partition.store import Store;"
-        "from dieplace.partition.control import SystemClock; from dieplace.backends.amd.reload import ModprobeReloader\n"
+        "from dieplace.partition.control import SystemClock;"
+        "from dieplace.backends.amd.reload import ModprobeReloader\n"
         f"with Store(Path({str(tmp_path / 's')!r})).lock(0, SystemClock()) as lock:\n"
         f"    ModprobeReloader({slow!r}).unload(60, (lock,))"
     )

@@ -25,12 +25,16 @@ __all__ = [
     "WORKGROUP",
     "AtomicOrdering",
     "ReductionOp",
+    "ballot",
+    "bit_count",
     "const_expr",
     "coop",
+    "cvt_pk_fp8_f32",
     "cvt_scalef32_pk_bf16_fp4",
     "cvt_scalef32_pk_f32_fp4",
     "e8m0_to_f32",
     "exponent_scale",
+    "first_bit",
     "flyc",
     "fx",
     "getreg",
@@ -191,3 +195,24 @@ def permlane_swap(a: Any, b: Any, distance: int) -> tuple[Any, Any]:
     both = swap(pair, a.bitcast(fx.Int32).ir_value(), b.bitcast(fx.Int32).ir_value(), False, False)
     first, second = (_llvm.extractvalue(fx.Int32.ir_type, both, [i]) for i in (0, 1))
     return fx.Int32(first).bitcast(fx.Float32), fx.Int32(second).bitcast(fx.Float32)
+
+
+def ballot(condition: Any) -> Any:
+    """The lanes (Int64, lane 0 lowest) on which a condition holds; the same on every lane."""
+    return fx.Int64(fx.rocdl.ballot(fx.Int64.ir_type, condition))
+
+
+def first_bit(mask: Any) -> Any:
+    """Number (Int32) of the lowest set bit of an Int64; 64 for none."""
+    return fx.Int32(fx.Int64(fx.cttz(mask)))
+
+
+def bit_count(mask: Any) -> Any:
+    """How many bits (Int32) of an Int64 are set."""
+    return fx.Int32(fx.Int64(fx.ctpop(mask)))
+
+
+def cvt_pk_fp8_f32(a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Four Float32 as e4m3 bytes of one Int32, `a` lowest, ties to even; the caller clamps to +-448, the largest."""
+    low = fx.rocdl.cvt_pk_fp8_f32(fx.Int32.ir_type, a, b, fx.Int32(0), False)
+    return fx.Int32(fx.rocdl.cvt_pk_fp8_f32(fx.Int32.ir_type, c, d, low, True))

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from dieplace.codegen import flydsl_names as fn
-from dieplace.kernels.flydsl.launch import Attrs, KernelOp, Launch, Operands
+from dieplace.codegen.launch import Attrs, KernelOp, Launch, Operands
 from dieplace.kernels.flydsl.norm import head_supports
 from dieplace.kernels.flydsl.tiles import (
     STREAM,

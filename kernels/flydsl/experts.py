@@ -14,9 +14,9 @@ from functools import cache, partial
 from typing import Any
 
 from dieplace.codegen import flydsl_names as fn
+from dieplace.codegen.launch import Attrs, KernelOp, Launch, Operands
 from dieplace.kernels.flydsl.attention import LOG2E
 from dieplace.kernels.flydsl.gemv import as_bytes
-from dieplace.kernels.flydsl.launch import Attrs, KernelOp, Launch, Operands
 from dieplace.kernels.flydsl.rows import (
     BF16_ITEM,
     FP4_BLOCK,

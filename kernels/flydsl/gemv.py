@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from dieplace.kernels.flydsl.launch import Attrs, KernelOp, Launch, Operands
+from dieplace.codegen.launch import Attrs, KernelOp, Launch, Operands
 from dieplace.kernels.flydsl.rows import (
     BF16_ITEM,
     FP4_BLOCK,

@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from dieplace.codegen import flydsl_names as fn
+from dieplace.codegen.launch import Attrs, KernelOp, Launch, Operands
 from dieplace.kernels.flydsl.gemv import token_run
-from dieplace.kernels.flydsl.launch import Attrs, KernelOp, Launch, Operands
 from dieplace.kernels.flydsl.rows import (
     BF16_ITEM,
     RowRuns,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from dieplace.codegen.launch import Attrs, KernelOp, Launch, Operands
 from dieplace.kernels.flydsl.experts import sigmoid
 from dieplace.kernels.flydsl.gemv import as_bytes, token_run
-from dieplace.kernels.flydsl.launch import Attrs, KernelOp, Launch, Operands
 from dieplace.kernels.flydsl.rows import (
     BF16_ITEM,
     FP4_BLOCK,

@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from dieplace.codegen import flydsl_names as fn
+from dieplace.codegen.launch import Attrs, KernelOp, Launch, Operands
 from dieplace.kernels.flydsl.attention import LOG2E, MINUS_INFINITY
-from dieplace.kernels.flydsl.launch import Attrs, KernelOp, Launch, Operands
 from dieplace.kernels.flydsl.tiles import (
     STREAM,
     WAVE,

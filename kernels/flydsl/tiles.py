@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from dieplace.codegen import flydsl_names as fn
+from dieplace.codegen.cache_bits import BUFFER_BITS
 from dieplace.codegen.flydsl_names import flyc, fx, range_constexpr
-from dieplace.kernels.flydsl.cache_bits import BUFFER_BITS
 
 WAVE = 64
 # The longest bounded run, and an index of a 16-byte item past the end of every run: such loads return zero. A row's

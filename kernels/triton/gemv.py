@@ -88,13 +88,14 @@ def _mlp_gate_up(
 
 
 def dense_tile(rows: int, tokens_padded: int) -> dict[str, int]:
-    """Block sizes of a bf16 row dot: one warp, 512 weights wide; few rows go one to a program."""
-    rows_in_tile = INTERPRETED_ROWS if INTERPRETED else 2 if rows >= 16384 else 1
-    return {
-        "BN": rows_in_tile if INTERPRETED else max(1, rows_in_tile // tokens_padded),
-        "BK": 512,
-        "num_warps": 1 if tokens_padded <= 2 else 4,
-    }
+    """Block sizes of a bf16 row dot: a warp and 512 weights where rows are many, a whole row to four warps else."""
+    if INTERPRETED:
+        return {"BN": INTERPRETED_ROWS, "BK": 512, "num_warps": 1}
+    if tokens_padded > 2:
+        return {"BN": 1, "BK": 512, "num_warps": 4}
+    if rows < 1024:
+        return {"BN": 1, "BK": 4096, "num_warps": 4}
+    return {"BN": 2 // tokens_padded if rows >= 16384 else 1, "BK": 512, "num_warps": 1}
 
 
 def mxfp4_tile(rows: int, tokens_padded: int) -> dict[str, int]:

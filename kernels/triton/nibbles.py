@@ -178,7 +178,7 @@ def rows_dot(
     """
     if TP == 1:
         flat = tl.zeros((BN, BW), tl.float32)
-        if BN * (K // 8) <= 1024:
+        if BN * (K // 8) <= 1536:
             for start in tl.static_range(0, K // 8, BW):
                 flat += _one_token(blocks, scales, x_base, rows, row_ok, words_in_row, start, K, BW, DECODE)
         else:

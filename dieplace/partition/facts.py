@@ -56,6 +56,7 @@ class CardFacts:
     in_reset: bool = False
     devices: tuple[DeviceFacts, ...] = ()
     unique_id: str | None = None  # of the package, 16 hex digits
+    part_xccs: int | None = None
     whys: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -65,7 +66,9 @@ class CardFacts:
 
     @property
     def xccs(self) -> int | None:
-        """XCCs of the whole card: the sum over its devices, None where one is unread."""
+        """XCCs of the whole card: its part's, else the sum over its devices; None where one is unread."""
+        if self.part_xccs is not None:
+            return self.part_xccs  # a sum would be short where KFD has lost a device
         counts = [device.xccs for device in self.devices]
         return sum(c for c in counts if c) if counts and all(counts) else None
 

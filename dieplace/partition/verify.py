@@ -63,9 +63,10 @@ def _shares(card: CardFacts, expected: int, xccs: int, before: CardFacts | None)
         if device.xccs != xccs // expected:
             yield f"partition {device.partition} has {device.xccs} XCCs, not {xccs // expected}"
     simds = {device.simds for device in card.devices}
-    total_simds = sum(d.simds or 0 for d in before.devices) if before else 0
-    if len(simds) != 1 or (total_simds and simds != {total_simds // expected}):
-        yield f"its partitions have {sorted(map(str, simds))} SIMDs, not {total_simds // expected or 'equal numbers'}"
+    each = [d.simds // d.xccs for d in (before.devices if before else ()) if d.simds and d.xccs]
+    wanted = each[0] * xccs // expected if each else None
+    if len(simds) != 1 or (wanted is not None and simds != {wanted}):
+        yield f"its partitions have {sorted(map(str, simds))} SIMDs, not {wanted or 'equal numbers'}"
     yield from _bytes(card, expected, before)
 
 

@@ -98,6 +98,7 @@ def _card(sysfs: Sysfs, name: str, bdf: str, nodes: list[KfdNode]) -> CardFacts:
         guest=part is not None and device_id == part.vf_pci_id,
         in_reset=reset_a or reset_b,
         devices=tuple(_device(sysfs, node, nodes) for node in sorted(nodes, key=lambda n: n.key[3])),
+        part_xccs=part.xccs if part else None,
         unique_id=sysfs.read_or_none(f"{PCI}/{bdf}/unique_id"),
         whys=whys,
     )

@@ -34,10 +34,12 @@ from dieplace.emulator.isa import Launch, LogicalDevice, Program
 from dieplace.emulator.isa import run as run_launches
 from dieplace.emulator.isa.hierarchy import TwoDieMemory
 from dieplace.emulator.isa.hierarchy_map import MappedBuffer
-from dieplace.emulator.isa.hierarchy_watch import OldLoads
+from dieplace.emulator.isa.hierarchy_watch import FlagEvent, OldLoads
 from dieplace.emulator.isa.memory import Buffer, PlainMemory
+from dieplace.emulator.isa.residency import resident_workgroups
 from dieplace.emulator.isa.traffic import Traffic
 from dieplace.emulator.tensors import mapped_buffers, merged
+from dieplace.errors import Unsupported
 
 if TYPE_CHECKING:
     from dieplace.emulator.hbm import EmulatedHBM
@@ -69,6 +71,7 @@ class LaunchRecord:
     code_hash: str | None = None  # of the device code that the launches came from
     kernels: tuple[KernelRecord, ...] = ()
     seconds: float = 0.0
+    flag_events: tuple[FlagEvent, ...] = ()  # of all launches that ran together, in their order
 
     @property
     def instructions(self) -> int:
@@ -92,7 +95,8 @@ class Session:
     """How launches inside run, and their records.
 
     `two_die` False takes plain coherent memory (faster, no homes, no traffic). `poison` names launcher parameters whose
-    bytes count as never written. `delay_turns`, `seed`, `patience` and `mtype_local` are those of `TwoDieMemory`.
+    bytes count as never written. `delay_turns` and `memory_options` are those of `TwoDieMemory`. `all_resident` refuses
+    a grid that cannot be resident at once (kernels that wait for other workgroups), with `keep_free` places left over.
     """
 
     device: Device | LogicalDevice | str = "gpu0/p0"
@@ -104,6 +108,8 @@ class Session:
     step_limit: int = STEP_LIMIT
     poison: tuple[str, ...] = ()
     delay_turns: int = 0
+    all_resident: bool = False
+    keep_free: int = 0
     memory_options: Mapping[str, Any] = field(default_factory=dict)
     records: list[LaunchRecord] = field(default_factory=list)
 
@@ -182,7 +188,7 @@ def _execute(calls: list[_Call], seed: int | None) -> None:
     memory = _memory(session, buffers, seed)
     for name in {name for call in calls for name in call.session.poison}:
         memory.poison(name)
-    launches = [_launch(host, call.device) for call in calls for host in call.launches]
+    launches = [_launch(host, call) for call in calls for host in call.launches]
     try:
         stats = run_launches(launches, memory, seed=seed, step_limit=session.step_limit)
     finally:
@@ -198,9 +204,26 @@ def _memory(session: Session, buffers: list[MappedBuffer], seed: int | None) -> 
     return TwoDieMemory(buffers, die_of, seed=seed, delay_turns=session.delay_turns, **session.memory_options)
 
 
-def _launch(host: HostLaunch, device: LogicalDevice) -> Launch:
+def _launch(host: HostLaunch, call: _Call) -> Launch:
     program = Program.parse(host.isa, host.resources.name)
-    return Launch(program, host.grid, host.block, host.kernarg, device, host.dynamic_lds_bytes, host.stream)
+    launch = Launch(program, host.grid, host.block, host.kernarg, call.device, host.dynamic_lds_bytes, host.stream)
+    if call.session.all_resident:
+        require_resident(launch, call.session.keep_free)
+    return launch
+
+
+def require_resident(launch: Launch, keep_free: int = 0) -> None:
+    """Unsupported when the grid needs more places than the device has, by the kernel's registers, LDS and waves."""
+    places = resident_workgroups(launch)
+    if launch.workgroups > places - keep_free:
+        kept = f", {keep_free} kept free" if keep_free else ""
+        raise Unsupported(
+            f"kernel {launch.program.name}: {launch.workgroups} workgroups must be resident at once, "
+            f"{launch.device.name} holds {places}{kept}",
+            hint="use fewer workgroups, or fewer registers and less LDS in each",
+            asked=launch.workgroups,
+            places=places,
+        )
 
 
 def _fill(calls: list[_Call], stats: Any, memory: Any, seconds: float) -> None:
@@ -224,3 +247,4 @@ def _fill(calls: list[_Call], stats: Any, memory: Any, seconds: float) -> None:
             index += 1
         call.record.kernels = tuple(kernels)
         call.record.seconds = seconds
+        call.record.flag_events = tuple(memory.watch.events) if isinstance(memory, TwoDieMemory) else ()

@@ -71,7 +71,7 @@ class TwoDieMemory:
         self.pending = PendingWork(delay_turns, np.random.default_rng(seed))
         self.delay_turns = delay_turns
         self.wants_turns = delay_turns > 0
-        self._table = BufferTable([Buffer(b.name, b.address, b.nbytes) for b in self.map.buffers])
+        self.table = BufferTable([Buffer(b.name, b.address, b.nbytes) for b in self.map.buffers])
         self._time = 0
 
     @property
@@ -81,7 +81,7 @@ class TwoDieMemory:
 
     def poison(self, name: str) -> None:
         """Mark a buffer never-written: what is read of it before a store is tainted."""
-        self.caches.poison.poison(self._table.named(name))
+        self.caches.poison.poison(self.table.named(name))
 
     # -- loads, stores, read-modify-writes -------------------------------------------------------------------------
 
@@ -124,11 +124,11 @@ class TwoDieMemory:
         if self.delay_turns:
             self.pending.store(access, through)
         if access.scope >= AGENT:
-            caches.flag(access, writer)
+            caches.flag(access, writer, self.watch)
 
     def atomic(self, request: Request, operation: str, data: np.ndarray, returns: bool) -> Loaded:
         """Each element in turn, at memory; the old values, uint32[N, words]."""
-        self._table.check(request, alignment=request.size)
+        self.table.check(request, alignment=request.size)
         access = self._access(request)
         if access is None:
             return np.zeros((0, request.size // 4), np.uint32), None
@@ -147,7 +147,7 @@ class TwoDieMemory:
             caches.lines.drop_l1(xcd, cu, line)
             caches.lines.drop_l2(xcd, line)
         saw_flags(access, caches, self.watch, np.zeros(len(old), bool))
-        caches.flag(access, writer)
+        caches.flag(access, writer, self.watch)
         if caches.poison.maps:
             caches.poison.written(request.address, request.size)
         return old, taint
@@ -183,15 +183,21 @@ class TwoDieMemory:
             self._perform(work)
 
     def started(self, launch: Any) -> None:
-        """A kernel starts: its device's L1s and non-local L2 lines are dropped."""
+        """A kernel starts: its device's L1s and non-local L2 lines are dropped; earlier kernels' stores have arrived."""
+        for work in self.pending.of(launch.device.xcds):
+            self._perform(work)
         for xcd in launch.device.xcds:
             self.caches.lines.forget_l1(xcd)
             self.caches.drop_non_local(xcd)
 
     def finished(self, launch: Any) -> None:
-        """A kernel ended: everything dirty in its device's L2s is written back."""
-        self.pending.ended(launch.index)
+        """A kernel ended: everything dirty in its device's L2s is written back, with delays over the next turns."""
         xcds = tuple(launch.device.xcds)
+        if self.delay_turns:
+            for xcd in xcds:
+                self.pending.kernel_end(launch, xcd)
+            return
+        self.pending.of(xcds)
         self.caches.reach_memory(self.caches.lines.rows_of(xcds), xcds, xcds)
 
     def flush(self) -> None:
@@ -221,7 +227,7 @@ class TwoDieMemory:
         self.pending.younger(r)
         place = self.map.locate(r.address, r.size)
         if place is None or int(np.bitwise_or.reduce(r.address)) & (min(r.size, 4) - 1):
-            self._table.check(r)
+            self.table.check(r)
             raise AssertionError("an access outside every buffer passed the bounds check")
         return Access.of(r, place)
 

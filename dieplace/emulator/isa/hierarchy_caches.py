@@ -17,6 +17,7 @@ from dieplace.emulator.isa.hierarchy_map import LINE_BYTES, NC, PAGE_LINES, UC, 
 from dieplace.emulator.isa.memory import PoisonMap
 
 if TYPE_CHECKING:
+    from dieplace.emulator.isa.hierarchy_watch import Watch
     from dieplace.emulator.isa.request import Request
 
 DIRTY_ROWS = 8 * 32768  # dirty lines of eight 4 MB L2s; more are written back, oldest first
@@ -198,12 +199,13 @@ class Caches:
                     if copy.unwritten is not None:
                         copy.unwritten[at[inside]] = False
 
-    def flag(self, a: Access, writer: WriterOf) -> None:
+    def flag(self, a: Access, writer: WriterOf, watch: Watch) -> None:
         """A scoped store may be a flag: who sees its value has been promised the storing workgroup's earlier stores."""
         for line, wave in zip(a.lines[:1024].tolist(), a.waves[:1024].tolist(), strict=True):
             if line not in self.lines.flags:
                 self.lines.mark(np.array([line]), FLAG)
             self.lines.flags[line] = writer(wave)
+            watch.stored_flag(self.lines.flags[line], line)
 
     # -- bytes reach memory, caches are emptied --------------------------------------------------------------------
 

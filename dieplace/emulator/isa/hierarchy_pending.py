@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dieplace.emulator.isa.request import Request
 
 Key = tuple[int, int]  # launch, wave slot
+NO_WAVE = -1
 
 
 @dataclass(eq=False)
@@ -114,10 +115,17 @@ class PendingWork:
                 taken += self._take(work.wave, lambda other, work=work: other is work)
         return taken
 
-    def ended(self, launch: int) -> None:
-        """A launch ended: whatever it had outstanding is done by the end-of-kernel write-back."""
-        for key in [k for k in self._by_wave if k[0] == launch]:
-            self._take(key, lambda work: True)
+    def kernel_end(self, launch: Any, xcd: int) -> None:
+        """The end-of-kernel write-back of one XCD, which takes its time like any other."""
+        due = self._now + int(self._rng.integers(0, self._delay + 1))
+        self._add(Pending(xcd, launch.device.xcds, (launch.index, NO_WAVE), due=due, waits=False))
+
+    def of(self, xcds: tuple[int, ...]) -> list[Pending]:
+        """Take everything outstanding of a device."""
+        taken: list[Pending] = []
+        for key in list(self._by_wave):
+            taken += self._take(key, lambda work: work.xcd in xcds)
+        return taken
 
     def clear(self) -> None:
         """Forget everything."""
@@ -125,8 +133,8 @@ class PendingWork:
         self._by_due.clear()
 
     def unfinished(self, xcd: int) -> bool:
-        """Whether a write-back of this XCD was started and is not done."""
-        return any(w.lines is None and w.xcd == xcd for works in self._by_wave.values() for w in works)
+        """Whether a wave of this XCD started a write-back that is not done."""
+        return any(w.lines is None and w.waits and w.xcd == xcd for works in self._by_wave.values() for w in works)
 
     def will_arrive(self, line: int) -> bool:
         """Whether bytes of `line` reach memory by time alone."""

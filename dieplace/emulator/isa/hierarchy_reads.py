@@ -74,7 +74,7 @@ def saw_flags(a: Access, caches: Caches, watch: Watch, old: np.ndarray) -> None:
     for i in runs[:256]:
         if not old[a.first[i]]:
             reader = (a.request.launch.index, int(a.request.launch.workgroup[a.waves[i]]))
-            watch.saw_flag(reader, caches.lines.flags[int(a.lines[i])])
+            watch.saw_flag(reader, caches.lines.flags[int(a.lines[i])], int(a.lines[i]))
 
 
 def _note(

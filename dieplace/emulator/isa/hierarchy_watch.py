@@ -19,6 +19,7 @@ from dieplace.emulator.isa.hierarchy_lines import Writer
 
 Fault = TypeVar("Fault", bound=IsaFault)
 _SCOPES = ("no scope bits", "workgroup scope (sc0)", "agent scope (sc1)", "system scope (sc0 sc1)")
+EVENTS = 100_000
 _RIGHT = "a hand-off between XCDs needs sc1, one between dies sc0 sc1, on the load and on the store"
 
 
@@ -58,6 +59,16 @@ class OldLoad:
 
 
 @dataclass(frozen=True)
+class FlagEvent:
+    """A workgroup stored a flag (`kind` "stored"), or first loaded one newer than it had seen ("seen")."""
+
+    kind: str
+    launch: int
+    workgroup: int
+    buffer_line: int
+
+
+@dataclass(frozen=True)
 class OldLoads:
     """All old loads of one instruction from one source: how many, the cause in a word, and the first of them."""
 
@@ -71,15 +82,26 @@ class Watch:
 
     def __init__(self, patience: int) -> None:
         self.patience = patience
+        self.events: list[FlagEvent] = []  # in the order of this run, the first EVENTS of them
         self._seen: dict[tuple[int, int], dict[tuple[int, int], int]] = defaultdict(dict)
         self._count: Counter[tuple[int, int, int, str]] = Counter()
         self._first: dict[tuple[int, int, str], OldLoads] = {}
         self._last: dict[tuple[int, int], OldLoad] = {}
 
-    def saw_flag(self, reader: tuple[int, int], writer: Writer) -> None:
+    def stored_flag(self, writer: Writer, line: int) -> None:
+        """`writer` stored with a scope: it may be a flag."""
+        self._event("stored", writer.who, line)
+
+    def saw_flag(self, reader: tuple[int, int], writer: Writer, line: int) -> None:
         """`reader` loaded a value that `writer` stored with a scope: its earlier stores are now owed."""
         seen = self._seen[reader]
-        seen[writer.who] = max(seen.get(writer.who, -1), writer.time)
+        if writer.time > seen.get(writer.who, -1):
+            seen[writer.who] = writer.time
+            self._event("seen", reader, line)
+
+    def _event(self, kind: str, who: tuple[int, int], line: int) -> None:
+        if len(self.events) < EVENTS:
+            self.events.append(FlagEvent(kind, *who, line))
 
     def old_load(self, load: OldLoad) -> None:
         """Count an old load; raises FlagBeforeData or StaleRead when it can be no early poll."""
@@ -150,12 +172,12 @@ def _before(load: OldLoad) -> FlagBeforeData:
     if load.source != "memory":
         text, hint = "the reader did not invalidate its copy after the flag", "use an acquire load or fence"
         cause = "no-invalidate"
-    elif load.unfinished:
-        text, hint = "the write-back was not waited for", "s_waitcnt vmcnt(0) between the write-back and the flag store"
-        cause = "write-back-not-waited"
     elif load.writer.scope >= 2:
         text, hint = "the data store was not waited for", "s_waitcnt vmcnt(0) between the data and the flag store"
         cause = "store-not-waited"
+    elif load.unfinished:
+        text, hint = "the write-back was not waited for", "s_waitcnt vmcnt(0) between the write-back and the flag store"
+        cause = "write-back-not-waited"
     else:
         text, hint = "the data was not written back before the flag", "use a release store or fence"
         cause = "no-write-back"

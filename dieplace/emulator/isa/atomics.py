@@ -1,14 +1,14 @@
 """Atomic operations on memory words: one function for a pair of values, and its application to many elements in order.
 
-Semantics from the AMD Instinct MI300 ISA guide (FLAT, MUBUF and DS atomics): INC wraps to 0 at or above the operand, DEC
-wraps to the operand at 0 or above it.
+Semantics from the AMD Instinct MI300 ISA guide (FLAT, MUBUF and DS atomics): INC wraps to 0 at or above the operand,
+DEC wraps to the operand at 0 or above it.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,12 +31,12 @@ def _signed(value: int, size: int) -> int:
     return (value ^ top) - top
 
 
-def _floats(code: str, fn: Callable[[float, float], float]) -> Callable[[int, int, int], int]:
+def _floats(code: str, fn: Callable[[Any, Any], Any]) -> Callable[[int, int, int], int]:
     raw = {"f": "I", "d": "Q"}[code]
 
     def apply(old: int, new: int, size: int) -> int:
         a, b = (struct.unpack("<" + code, struct.pack("<" + raw, v))[0] for v in (old, new))
-        dtype = np.float32 if code == "f" else np.float64
+        dtype: Any = np.float32 if code == "f" else np.float64
         with np.errstate(all="ignore"):
             result = dtype(fn(dtype(a), dtype(b)))
         return int(result.view(np.uint32 if code == "f" else np.uint64))

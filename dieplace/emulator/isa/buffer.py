@@ -1,7 +1,7 @@
 """Buffer memory instructions: a descriptor in four SGPRs, range-checked (AMD Instinct MI300 ISA guide, MUBUF).
 
-Out of the descriptor's range, loads give 0 and stores are dropped, dword by dword; inside it, the address must still lie in a
-registered buffer. Swizzled and thread-id descriptors are refused.
+Out of the descriptor's range, loads give 0 and stores are dropped, dword by dword; inside it, the address must still
+lie in a registered buffer. Swizzled and thread-id descriptors are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.registers import deliver, gather, track_load
 from dieplace.emulator.isa.request import Request
 from dieplace.emulator.isa.state import I64, LANES, U32, U64
-from dieplace.emulator.isa.table import Layout, Step, add, mask_of
+from dieplace.emulator.isa.table import Layout, Step, add, bound, mask_of
 from dieplace.emulator.isa.vmem import (
     ATOMICS,
     CACHE,
@@ -108,7 +108,9 @@ def partial_load(g: Group, inst: Instruction, addresses: np.ndarray, room: np.nd
     return data, taint if taint.any() else None
 
 
-def _fetch(g: Group, inst: Instruction, addresses: Any, inside: Any, size: int, word: int, data: Any, taint: Any) -> None:
+def _fetch(
+    g: Group, inst: Instruction, addresses: Any, inside: Any, size: int, word: int, data: Any, taint: Any
+) -> None:
     request = Request(g, inst, addresses[inside], size, places=places_of(g, inside))
     part, bits = g.st.memory.load(request)
     columns = slice(word, word + part.shape[1])
@@ -226,12 +228,12 @@ def _expect(inst: Instruction, count: int) -> None:
 
 def _define() -> None:
     for suffix in LOADS:
-        add(f"buffer_load_{suffix}", "vmem_load", lambda i, layout, s=suffix: _build_load(i, layout, s),
+        add(f"buffer_load_{suffix}", "vmem_load", bound(_build_load, suffix),
             (*MODIFIERS, "lds"))  # fmt: skip
     for suffix in STORES:
-        add(f"buffer_store_{suffix}", "vmem_store", lambda i, layout, s=suffix: _build_store(i, layout, s), MODIFIERS)
+        add(f"buffer_store_{suffix}", "vmem_store", bound(_build_store, suffix), MODIFIERS)
     for suffix in ATOMICS:
-        add(f"buffer_atomic_{suffix}", "atomic", lambda i, layout, s=suffix: _build_atomic(i, layout, s), MODIFIERS)
+        add(f"buffer_atomic_{suffix}", "atomic", bound(_build_atomic, suffix), MODIFIERS)
 
 
 _define()

@@ -13,7 +13,7 @@ from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.request import Request
 from dieplace.emulator.isa.salu import scalar_target
 from dieplace.emulator.isa.state import U32, U64
-from dieplace.emulator.isa.table import Layout, Run, Step, add, mask_of
+from dieplace.emulator.isa.table import Layout, Run, Step, add, bound, mask_of
 
 VCC_KEYS = (SGPR + VCC, SGPR + VCC + 1)
 
@@ -74,17 +74,29 @@ def _define_branches() -> None:
     _branch("s_cbranch_execnz", lambda g: g.s64[EXEC >> 1] != 0, (), "the branch on EXEC")
 
 
+def _build_end(inst: Instruction, layout: Layout, kind: str, ends: str) -> Step:
+    return Step(inst, kind, _nothing, ends=ends)
+
+
 def _define_ends() -> None:
     for name, ends, kind in (("s_endpgm", "end", "control"), ("s_barrier", "barrier", "barrier"),
                              ("s_sleep", "sleep", "control")):  # fmt: skip
-        add(name, kind, lambda inst, layout, ends=ends, kind=kind: Step(inst, kind, _nothing, ends=ends))
+        add(name, kind, bound(_build_end, kind, ends))
 
 
 def _define_hints() -> None:
     """Instructions without an effect on values: alignment, priority, instruction cache."""
     names = ("s_nop s_setprio s_clause s_code_end s_set_gpr_idx_off s_icache_inv s_dcache_inv s_dcache_wb "
              "s_inst_prefetch s_ttracedata s_setkill s_sethalt s_wakeup s_incperflevel s_decperflevel")  # fmt: skip
-    refused = {"s_set_gpr_idx_off", "s_setkill", "s_sethalt", "s_ttracedata", "s_inst_prefetch", "s_clause", "s_code_end"}
+    refused = {
+        "s_set_gpr_idx_off",
+        "s_setkill",
+        "s_sethalt",
+        "s_ttracedata",
+        "s_inst_prefetch",
+        "s_clause",
+        "s_code_end",
+    }
     for name in names.split():
         if name not in refused:
             add(name, "control", lambda inst, layout: Step(inst, "control", None))
@@ -131,7 +143,9 @@ def _parse_hwreg(inst: Instruction, operand: Operand) -> tuple[str, int, int]:
 
 
 def hardware_id(st: Any, waves: np.ndarray) -> np.ndarray:
-    """HW_ID: wave slot [3:0], SIMD [5:4], CU [11:8], shader engine [15:13] (MI300 ISA guide, "HW_ID"); 8 CUs an engine."""
+    """HW_ID: wave slot [3:0], SIMD [5:4], CU [11:8], shader engine [15:13] (MI300 ISA guide, "HW_ID"); 8 CUs an
+    engine.
+    """
     place, cu = st.wave_in_workgroup[waves], st.cu[waves]
     return (place // 4 % 10 | place % 4 << 4 | cu % 8 << 8 | cu // 8 % 8 << 13).astype(U32)
 

@@ -1,7 +1,7 @@
 """Workgroups of one launch: which are resident, who waits at a barrier, who comes next.
 
-Workgroup w goes to XCD w mod n of the device, as the hardware deals them; a workgroup waits in its XCD's queue until a slot
-there is free.
+Workgroup w goes to XCD w mod n of the device, as the hardware deals them; a workgroup waits in its XCD's queue until a
+slot there is free.
 """
 
 from __future__ import annotations

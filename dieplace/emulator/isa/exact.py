@@ -24,5 +24,7 @@ def fma64_scalar(a: float, b: float, c: float) -> float:
 
 def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Elementwise `fma64_scalar` on equal shapes."""
-    flat = [fma64_scalar(*values) for values in zip(a.ravel().tolist(), b.ravel().tolist(), c.ravel().tolist(), strict=True)]
+    flat = [
+        fma64_scalar(*values) for values in zip(a.ravel().tolist(), b.ravel().tolist(), c.ravel().tolist(), strict=True)
+    ]
     return np.array(flat, np.float64).reshape(a.shape)

@@ -1,6 +1,7 @@
 """What an emulated kernel can do wrong, one type each; every fault names the instruction and its line in the ISA text.
 
-A fault is raised where it is noticed, without knowing the instruction; `located` adds kernel, line and text on the way out.
+A fault is raised where it is noticed, without knowing the instruction; `located` adds kernel, line and text on the way
+out.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ U8, U32 = np.uint8, np.uint32
 
 
 class FlatBytes:
-    """Gather and scatter on a byte array in the widest aligned words that fit; `origin` is the address of its first byte.
+    """Gather and scatter on a byte array in the widest aligned words that fit; `origin` is the address of its first
+    byte.
 
     Nothing is checked here: callers have checked bounds and dword alignment.
     """

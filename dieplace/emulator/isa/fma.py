@@ -1,7 +1,8 @@
 """Correctly rounded float32 a * b + c on arrays.
 
 torch's vectorised `addcmul` is one fused multiply-add where the CPU has FMA, which is checked once on operands that a
-separate multiply and add gets wrong; elsewhere the product is exact in float64 and the sum is corrected for double rounding.
+separate multiply and add gets wrong; elsewhere the product is exact in float64 and the sum is corrected for double
+rounding.
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ def decode(fmt: Format, codes: np.ndarray) -> np.ndarray:
 
 
 def encode(fmt: Format, numbers: np.ndarray, *, saturate: bool = True) -> np.ndarray:
-    """Encodings (uint8) of float numbers, to nearest even; beyond the largest finite value saturate, or infinity or NaN."""
+    """Encodings (uint8) of float numbers, to nearest even; beyond the largest finite value saturate, or infinity or
+    NaN.
+    """
     x = np.asarray(numbers, F64)
     sign = np.signbit(x).astype(U8) << (fmt.bits - 1)
     positive = values(fmt)[: 1 << (fmt.bits - 1)]

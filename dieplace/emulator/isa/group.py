@@ -1,4 +1,5 @@
-"""A wave group: waves of one launch at the same program counter, with the banks through which instructions see registers.
+"""A wave group: waves of one launch at the same program counter, with the banks through which instructions see
+registers.
 
 Banks are dictionaries from operand key to array, filled on first use: a VGPR row [n, 64], a scalar register [n, 1] or a
 constant. Groups of regularly spaced waves see views of the state; others gather rows and write them back in `flush`.
@@ -61,12 +62,10 @@ class Halves(dict[int, Any]):
 
     def __missing__(self, key: int) -> Any:
         word = self.words[key >> 1]
-        if word.ndim == 0:
-            value = np.uint16(int(word) >> (key & 1) * 16 & 0xFFFF)
-        else:
-            value = word.view(np.uint16).reshape(*word.shape, 2)[..., key & 1] if word.flags.c_contiguous else None
-            if value is None:
-                return (word >> U32(16 * (key & 1))).astype(np.uint16)
+        if word.ndim and not word.flags.c_contiguous:
+            return (word >> U32(16 * (key & 1))).astype(np.uint16)
+        value: Any = np.uint16(int(word) >> (key & 1) * 16 & 0xFFFF) if word.ndim == 0 else (
+            word.view(np.uint16).reshape(*word.shape, 2)[..., key & 1])  # fmt: skip
         self[key] = value
         return value
 
@@ -157,7 +156,8 @@ class Group:
     def active(self) -> tuple[np.ndarray, np.ndarray]:
         """Indices (wave in group, lane) of the active lanes, in (wave, lane) order."""
         if self._active is None:
-            self._active = np.nonzero(self.mask)
+            waves, lanes = np.nonzero(self.mask)
+            self._active = (waves, lanes)
         return self._active
 
     @property

@@ -1,7 +1,8 @@
 """DPP: a vector instruction whose first source comes from another lane.
 
-Controls and the handling of invalid lanes follow the AMD Instinct MI300 ISA guide, section "Data Parallel Processing": a
-source lane that does not exist or is inactive reads 0 when `bound_ctrl` is given, else the destination lane keeps its value.
+Controls and the handling of invalid lanes follow the AMD Instinct MI300 ISA guide, section "Data Parallel Processing":
+a source lane that does not exist or is inactive reads 0 when `bound_ctrl` is given, else the destination lane keeps
+its value.
 """
 
 from __future__ import annotations

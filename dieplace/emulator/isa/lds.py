@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from dieplace.emulator.isa.atomics import apply_atomic
-from dieplace.emulator.isa.faults import Misaligned, OutOfBounds
+from dieplace.emulator.isa.faults import Misaligned, OutOfBounds, ReservedValue
 from dieplace.emulator.isa.group import Group
 from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.registers import deliver, gather, track_load, track_store
 from dieplace.emulator.isa.request import Request
 from dieplace.emulator.isa.state import I64
-from dieplace.emulator.isa.table import Layout, Step, add, mask_of
+from dieplace.emulator.isa.table import Layout, Step, add, bound, mask_of
 
 OFFSET = ("offset",)
 PAIR = ("offset0", "offset1")
@@ -166,28 +166,57 @@ def _build_atomic(inst: Instruction, layout: Layout, operation: str, size: int, 
     return Step(inst, "lds", run, slow, mask_of((key, *keys)), mask_of(writes))
 
 
-READS = {"b32": (4, False), "b64": (8, False), "b96": (12, False), "b128": (16, False), "u8": (1, False), "i8": (1, True),
-         "u16": (2, False), "i16": (2, True)}  # fmt: skip
+READS = {"b32": (4, False), "b64": (8, False), "b96": (12, False), "b128": (16, False), "u8": (1, False),
+         "i8": (1, True), "u16": (2, False), "i16": (2, True)}  # fmt: skip
 WRITES = {"b8": 1, "b16": 2, "b32": 4, "b64": 8, "b96": 12, "b128": 16}
 
 
+def _build_transpose(inst: Instruction, layout: Layout) -> Step:
+    """ds_read_b64_tr_b16: each 16 lanes read a 4 x 16 matrix of 16-bit values by rows and receive it by columns.
+
+    Value e of lane l is value l % 4 of lane 4 * e + l % 16 // 4 of the same 16 (FlyDSL's flash attention for gfx950).
+    The MI350 ISA guide asks for all lanes to be active.
+    """
+    _expect(inst, 2)
+    dst = layout.register(inst, inst.operands[0], "va", 2)
+    key, address = _address(inst, layout, 1, inst.number("offset"))
+    lane, value = np.arange(64)[:, None], np.arange(4)[None, :]
+    origin, place = (lane & ~15) + 4 * value + (lane & 15) // 4, np.broadcast_to(lane & 3, (64, 4))
+
+    def turned(g: Group, words: np.ndarray) -> np.ndarray:
+        halves = np.ascontiguousarray(words).view(np.uint16).reshape(g.n, 64, 4)
+        return np.ascontiguousarray(halves[:, origin, place]).view(np.uint32).reshape(-1, 2)
+
+    def run(g: Group) -> None:
+        if not g.full:
+            raise ReservedValue("a transposing LDS read needs every lane active", hint="run it outside conditions")
+        data, taint = lds_read(g, lds_places(g, inst, address(g), 8, 8), 8)
+        bits = None if taint is None else turned(g, taint)
+        deliver(g, dst, turned(g, data), bits, 8, False, None, lambda: lds_origin(g, inst))
+
+    return Step(
+        inst, "lds", run, track_load(run, (key,), (dst, dst + 1), None), mask_of((key,)), mask_of((dst, dst + 1))
+    )
+
+
 def _define() -> None:
+    add("ds_read_b64_tr_b16", "lds", _build_transpose, OFFSET)
     for name, (size, signed) in READS.items():
-        add(f"ds_read_{name}", "lds", lambda i, layout, s=size, x=signed: _build_read(i, layout, s, x, None), OFFSET)
+        add(f"ds_read_{name}", "lds", bound(_build_read, size, signed, None), OFFSET)
     for name, (size, signed) in {"u8_d16": (1, False), "i8_d16": (1, True), "u16_d16": (2, False)}.items():
         for half, suffix in ((0, ""), (1, "_hi")):
             add(f"ds_read_{name}{suffix}", "lds",
-                lambda i, layout, s=size, x=signed, h=half: _build_read(i, layout, s, x, h), OFFSET)  # fmt: skip
+                bound(_build_read, size, signed, half), OFFSET)  # fmt: skip
     for name, size in WRITES.items():
-        add(f"ds_write_{name}", "lds", lambda i, layout, s=size: _build_write(i, layout, s, 0), OFFSET)
+        add(f"ds_write_{name}", "lds", bound(_build_write, size, 0), OFFSET)
     for name, size in (("b8_d16_hi", 1), ("b16_d16_hi", 2)):
-        add(f"ds_write_{name}", "lds", lambda i, layout, s=size: _build_write(i, layout, s, 1), OFFSET)
+        add(f"ds_write_{name}", "lds", bound(_build_write, size, 1), OFFSET)
     for size in (4, 8):
         for stride, suffix in ((1, ""), (64, "st64")):
             add(f"ds_read2{suffix}_b{8 * size}", "lds",
-                lambda i, layout, s=size, t=stride: _build_read2(i, layout, s, t), PAIR)  # fmt: skip
+                bound(_build_read2, size, stride), PAIR)  # fmt: skip
             add(f"ds_write2{suffix}_b{8 * size}", "lds",
-                lambda i, layout, s=size, t=stride: _build_write2(i, layout, s, t), PAIR)  # fmt: skip
+                bound(_build_write2, size, stride), PAIR)  # fmt: skip
 
 
 # DS mnemonics: (name without return, name with return, operation, bytes).
@@ -204,10 +233,10 @@ def _define_atomics() -> None:
     for verb, kind, operation, size in [*names, *_FLOAT]:
         for returns, middle in ((False, ""), (True, "_rtn")):
             add(f"ds_{verb}{middle}_{kind}", "lds",
-                lambda i, layout, o=operation, s=size, r=returns: _build_atomic(i, layout, o, s, r), OFFSET)  # fmt: skip
+                bound(_build_atomic, operation, size, returns), OFFSET)  # fmt: skip
     for size in (4, 8):
         add(f"ds_wrxchg_rtn_b{8 * size}", "lds",
-            lambda i, layout, s=size: _build_atomic(i, layout, "swap", s, True), OFFSET)  # fmt: skip
+            bound(_build_atomic, "swap", size, True), OFFSET)  # fmt: skip
 
 
 _define()

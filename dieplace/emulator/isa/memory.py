@@ -44,8 +44,8 @@ class Poll:
 class MemoryPort(Protocol):
     """What the interpreter asks of memory; one call for each memory instruction of each wave group.
 
-    Element arrays hold active lanes only, ordered by (wave, lane). Sub-dword loads are zero-extended; sub-dword stores use
-    the low bytes of their word. A taint array holds never-written bits (None: everything was written).
+    Element arrays hold active lanes only, ordered by (wave, lane). Sub-dword loads are zero-extended; sub-dword stores
+    use the low bytes of their word. A taint array holds never-written bits (None: everything was written).
     """
 
     wants_waits: bool
@@ -140,8 +140,8 @@ class BufferTable:
         raise OutOfBounds(
             f"address {address:#x}, {request.size} bytes, is {self.describe(address)}",
             hint="bound the index, or pass a buffer that is large enough",
-            address=address, size_bytes=request.size, buffer=nearest.name if nearest else None, **request.place(element),
-        )  # fmt: skip
+            address=address, size_bytes=request.size, buffer=nearest.name if nearest else None,
+            **request.place(element), )  # fmt: skip
 
     def nearest(self, address: int) -> Buffer | None:
         """The buffer that an address lies in or closest to."""

@@ -47,7 +47,10 @@ def parse_metadata(text: str, name: str) -> Metadata:
     """Read directives and metadata of kernel `name`; CompileError says what is missing or not modelled."""
     directives = _directives(text, name)
     fields, arguments = _yaml(text, name)
-    number = lambda key, default: int(fields.get(key, default))  # noqa: E731
+
+    def number(key: str, default: int) -> int:
+        return int(fields.get(key, default))
+
     total = directives.get("next_free_vgpr", number("vgpr_count", 256))
     accum = directives.get("accum_offset", 0)
     agprs = number("agpr_count", max(0, total - accum) if accum else 0)
@@ -109,7 +112,8 @@ def _entry(block: str) -> tuple[dict[str, str], list[KernelArgument]]:
     return fields, arguments
 
 
-# User SGPRs in the order in which the hardware fills them, with their sizes (LLVM AMDGPU usage, "Initial Kernel State").
+# User SGPRs in the order in which the hardware fills them, with their sizes (LLVM AMDGPU usage, "Initial Kernel
+# State").
 _USER_SGPRS = (("private_segment_buffer", 4), ("dispatch_ptr", 2), ("queue_ptr", 2), ("kernarg_segment_ptr", 2),
                ("dispatch_id", 2), ("flat_scratch_init", 2), ("private_segment_size", 1))  # fmt: skip
 

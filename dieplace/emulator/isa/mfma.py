@@ -1,8 +1,8 @@
 """Matrix fused multiply-add: which lane and register holds which element, and the products.
 
-Layouts follow AMD's matrix instruction calculator for CDNA 3 and agree with FlyDSL's MMA atoms: lane l of A holds row l % M
-and a run of k values, B likewise with columns, D holds column l % N and rows in groups of four. Products are exact and sums are
-float64, rounded once to the result type; hardware rounds in an order of its own.
+Layouts follow AMD's matrix instruction calculator for CDNA 3 and agree with FlyDSL's MMA atoms: lane l of A holds row
+l % M and a run of k values, B likewise with columns, D holds column l % N and rows in groups of four. Products are
+exact and sums are float64, rounded once to the result type; hardware rounds in an order of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dieplace.emulator.isa.group import Group
 from dieplace.emulator.isa.operands import CONST
 from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.state import ALL_BITS, F32, F64, I32, LANES, U32
-from dieplace.emulator.isa.table import Layout, Step, add, mask_of
+from dieplace.emulator.isa.table import Layout, Step, add, bound, mask_of
 
 LANE = np.arange(LANES)
 Decode = Callable[[np.ndarray], np.ndarray]  # uint32 [n, 64, words] to float64 [n, 64, values]
@@ -96,8 +96,8 @@ F8F6F4: dict[int, tuple[Decode, int]] = {0: (_bytes_of(FP8), 8), 1: (_bytes_of(B
 def to_wide_matrix(shape: Shape, lanes: np.ndarray, rows: int, octets: bool) -> np.ndarray:
     """[n, 64, 32] values of the f8f6f4 forms to [n, 1, rows, k].
 
-    4- and 6-bit values of a lane are 32 neighbours in k. 8-bit values are two runs of 16, half of K apart (AMD, "Matrix Core
-    Programming on CDNA 3 and CDNA 4", figure of the 32x32x64 form).
+    4- and 6-bit values of a lane are 32 neighbours in k. 8-bit values are two runs of 16, half of K apart (AMD,
+    "Matrix Core Programming on CDNA 3 and CDNA 4", figure of the 32x32x64 form).
     """
     n, groups = lanes.shape[0], LANES // rows
     if octets:
@@ -118,7 +118,11 @@ def places(shape: Shape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Block, row and column of result register r in lane l, each [accumulators, 64]."""
     r = np.arange(shape.accumulators)[:, None]
     if shape.m == 4:
-        return np.broadcast_to(LANE // 4, (4, LANES)), np.broadcast_to(r, (4, LANES)), np.broadcast_to(LANE % 4, (4, LANES))
+        return (
+            np.broadcast_to(LANE // 4, (4, LANES)),
+            np.broadcast_to(r, (4, LANES)),
+            np.broadcast_to(LANE % 4, (4, LANES)),
+        )
     per_block = shape.m * shape.n // LANES
     within = r % per_block
     group = LANES // shape.n
@@ -127,7 +131,9 @@ def places(shape: Shape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def places_f64(shape: Shape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The float64 forms hold one row in every group of lanes: row = 4 * r + lane // 16 (16x16), block = lane // 16 (4x4)."""
+    """The float64 forms hold one row in every group of lanes: row = 4 * r + lane // 16 (16x16), block = lane // 16
+    (4x4).
+    """
     if shape.m == 4:
         zero = np.zeros((1, LANES), int)
         return zero + LANE // 16, zero + LANE // 4 % 4, zero + LANE % 4
@@ -235,8 +241,8 @@ def _taint(g: Group, matrix: Matrix, count: int, extra: tuple[int, ...]) -> tupl
                 lanes |= bits != 0
                 origin = origin or g.st.origin(k)
         sides.append(lanes)
-    row_bad = to_matrix(shape, sides[0][..., None], shape.m).any(axis=-1)
-    column_bad = to_matrix(shape, sides[1][..., None], shape.n).any(axis=-1)
+    row_bad: Any = to_matrix(shape, sides[0][..., None], shape.m).any(axis=-1)
+    column_bad: Any = to_matrix(shape, sides[1][..., None], shape.n).any(axis=-1)
     block, row, column = places_f64(shape) if matrix.result is F64 else places(shape)
     bad = (row_bad[:, block, row] | column_bad[:, block, column]).swapaxes(0, 1)
     out = np.where(np.repeat(bad, 2, axis=0) if matrix.result is F64 else bad, ALL_BITS, U32(0))
@@ -271,7 +277,9 @@ def _finish(inst: Instruction, layout: Layout, matrix: Matrix, extra: tuple[int,
     kind = {F32: "f32", I32: "i32", F64: "f64"}[matrix.result]
     c = layout.key(inst, addend, kind) if addend.kind == "const" else _operand(inst, layout, 3, count)
     d = _operand(inst, layout, 0, count)
-    return _step(inst, Matrix(matrix.shape, matrix.a, matrix.b, c, d, matrix.result, matrix.scales, matrix.octets), extra)
+    return _step(
+        inst, Matrix(matrix.shape, matrix.a, matrix.b, c, d, matrix.result, matrix.scales, matrix.octets), extra
+    )
 
 
 def _build_f8f6f4(inst: Instruction, layout: Layout, m: int, k: int, scaled: bool) -> Step:
@@ -317,7 +325,8 @@ _TYPES: dict[str, tuple[Decode, Decode, Any]] = {
     "bf8_fp8": (_bytes_of(BF8), _bytes_of(FP8), F32), "bf8_bf8": (_bytes_of(BF8), _bytes_of(BF8), F32),
 }  # fmt: skip
 
-# m, k, blocks, registers of A and B, operand types, spelling of the block count (LLVM, VOP3PInstructions.td for gfx950).
+# m, k, blocks, registers of A and B, operand types, spelling of the block count (LLVM, VOP3PInstructions.td for
+# gfx950).
 _FORMS: list[tuple[int, int, int, int, str]] = [
     (16, 32, 1, 4, "f16 bf16"), (32, 16, 1, 4, "f16 bf16"), (16, 16, 1, 2, "f16 bf16"), (32, 8, 1, 2, "f16 bf16"),
     (4, 4, 16, 2, "f16 bf16"), (16, 4, 4, 2, "f16 bf16"), (32, 4, 2, 2, "f16 bf16"),
@@ -345,13 +354,13 @@ def _define() -> None:
             decode_a, decode_b, result = _TYPES[kind]
             shape = Shape(m, m, k, blocks, words)
             add(_names(m, k, blocks, kind), "mfma",
-                lambda i, layout, s=shape, d=(decode_a, decode_b), r=result: _build(i, layout, s, d, r),
+                bound(_build, shape, (decode_a, decode_b), result),
                 _MODIFIERS)  # fmt: skip
     for m, k in ((16, 128), (32, 64)):
         add(f"v_mfma_f32_{m}x{m}x{k}_f8f6f4", "mfma",
-            lambda i, layout, m=m, k=k: _build_f8f6f4(i, layout, m, k, False), ("cbsz", "blgp"))  # fmt: skip
+            bound(_build_f8f6f4, m, k, False), ("cbsz", "blgp"))  # fmt: skip
         add(f"v_mfma_scale_f32_{m}x{m}x{k}_f8f6f4", "mfma",
-            lambda i, layout, m=m, k=k: _build_f8f6f4(i, layout, m, k, True),
+            bound(_build_f8f6f4, m, k, True),
             ("cbsz", "blgp", "op_sel", "op_sel_hi"))  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from dieplace.emulator.isa.lanes import LANE
 from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.salu import scalar_source, scalar_target
 from dieplace.emulator.isa.state import I64, LANES, U32
-from dieplace.emulator.isa.table import Layout, Step, add, mask_of
+from dieplace.emulator.isa.table import Layout, Step, add, bound, mask_of
 from dieplace.emulator.isa.targets import assign
 from dieplace.emulator.isa.valu import define
 
@@ -174,7 +174,9 @@ def _moved(inst: Instruction, layout: Layout, place: int, origin: Any, addresses
 
 
 def _build_permute(inst: Instruction, layout: Layout) -> Step:
-    """ds_permute_b32: every active lane pushes to the lane named by its address; of two writers the higher lane wins."""
+    """ds_permute_b32: every active lane pushes to the lane named by its address; of two writers the higher lane
+    wins.
+    """
     _expect(inst, 3)
     dst = layout.register(inst, inst.operands[0], "va", 1)
     key = layout.register(inst, inst.operands[1], "v", 1)
@@ -208,7 +210,9 @@ def _build_permute(inst: Instruction, layout: Layout) -> Step:
 
 
 def _build_swap(inst: Instruction, layout: Layout, width: int) -> Step:
-    """v_permlane{16,32}_swap: odd rows of vdst and even rows of src trade places (LLVM, `llvm.amdgcn.permlane16.swap`)."""
+    """v_permlane{16,32}_swap: odd rows of vdst and even rows of src trade places (LLVM,
+    `llvm.amdgcn.permlane16.swap`).
+    """
     _expect(inst, 2)
     a, b = (layout.register(inst, operand, "v", 1) for operand in inst.operands)
     high = (LANE & width) != 0
@@ -277,5 +281,5 @@ add("ds_permute_b32", "lds", _build_permute, ("offset",))
 for _width in (16, 32):
     for _suffix in ("", "_e32", "_e64"):
         add(f"v_permlane{_width}_swap_b32{_suffix}", "valu",
-            lambda inst, layout, w=_width: _build_swap(inst, layout, w))  # fmt: skip
+            bound(_build_swap, _width))  # fmt: skip
 add("v_swap_b32 v_swap_b32_e32", "valu", _build_plain_swap)

@@ -76,7 +76,9 @@ class Program:
 
     @classmethod
     def parse(cls, isa_text: str, kernel: str | None = None) -> Program:
-        """Parse one kernel of an ISA text (its first when no name is given); CompileError names what is not understood."""
+        """Parse one kernel of an ISA text (its first when no name is given); CompileError names what is not
+        understood.
+        """
         return _parse(isa_text, kernel)
 
     @property
@@ -133,7 +135,9 @@ class Program:
         return f"v{key}" if key < self.layout.vgprs else f"a{key - self.layout.vgprs}"
 
     def pack(self, values: Sequence[bytes], grid: tuple[int, int, int], block: tuple[int, int, int]) -> bytes:
-        """Kernel-argument segment from the explicit arguments' bytes; hidden block counts and group sizes are filled in."""
+        """Kernel-argument segment from the explicit arguments' bytes; hidden block counts and group sizes are filled
+        in.
+        """
         explicit = [argument for argument in self.kernarg if not argument.is_hidden]
         if len(values) != len(explicit):
             raise UsageError(f"kernel {self.name} takes {len(explicit)} arguments, got {len(values)}")
@@ -176,7 +180,9 @@ def _parse(isa_text: str, kernel: str | None) -> Program:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Thousands of new closures make the cycle collector walk all of torch's objects; parsing makes no garbage cycles."""
+    """Thousands of new closures make the cycle collector walk all of torch's objects; parsing makes no garbage
+    cycles.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -15,10 +15,10 @@ from dieplace.emulator.isa.table import Run, mask_of
 def gather(g: Group, key: int, words: int, half: int = 0) -> np.ndarray:
     """uint32 [N, words] of the active lanes of `words` rows from `key` on; `half` 1 takes upper halves."""
     if g.full:
-        data = np.empty((g.n, LANES, words), U32)
+        whole = np.empty((g.n, LANES, words), U32)
         for k in range(words):
-            data[:, :, k] = g.u[key + k]
-        data = data.reshape(-1, words)
+            whole[:, :, k] = g.u[key + k]
+        data = whole.reshape(-1, words)
     else:
         active = g.active
         data = np.empty((len(active[0]), words), U32)
@@ -99,7 +99,9 @@ def track_load(run: Run, addresses: tuple[int, ...], writes: tuple[int, ...], ha
 def track_store(
     run: Callable[..., None], addresses: tuple[int, ...], data: tuple[int, ...], words: int, half: int
 ) -> Run:
-    """The tracking form of an LDS store: the address must be written, never-written data bits go to LDS with the data."""
+    """The tracking form of an LDS store: the address must be written, never-written data bits go to LDS with the
+    data.
+    """
     mask, sources = mask_of((*addresses, *data)), mask_of(data)
 
     def slow(g: Group) -> None:

@@ -19,8 +19,8 @@ EMPTY = np.empty(0, np.int64)
 class Request:
     """One memory instruction of one group; elements are the active lanes in (wave, lane) order.
 
-    `address` is int64 [N] in bytes, `size` bytes per element. `waves`, `lanes`, `xcd`, `cu` and `workgroup` are int arrays
-    [N] made when asked for. Scalar loads have one element a wave; waits and cache control have no address.
+    `address` is int64 [N] in bytes, `size` bytes per element. `waves`, `lanes`, `xcd`, `cu` and `workgroup` are int
+    arrays [N] made when asked for. Scalar loads have one element a wave; waits and cache control have no address.
     """
 
     __slots__ = ("_lanes", "_waves", "address", "group", "inst", "scalar", "size")

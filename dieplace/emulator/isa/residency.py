@@ -10,7 +10,9 @@ from dieplace.errors import UsageError
 
 @dataclass(frozen=True)
 class CuLimits:
-    """Resources of one gfx950 CU: 4 SIMDs of 512 VGPRs a lane and 8 waves each, 160 KB LDS (AMD CDNA 4 ISA, LLVM AMDGPU)."""
+    """Resources of one gfx950 CU: 4 SIMDs of 512 VGPRs a lane and 8 waves each, 160 KB LDS (AMD CDNA 4 ISA, LLVM
+    AMDGPU).
+    """
 
     simds: int = 4
     vgprs_per_simd: int = 512

@@ -15,7 +15,7 @@ from dieplace.emulator.isa.group import SCC_KEY, Group, narrow
 from dieplace.emulator.isa.operands import CONST, EXEC, SGPR, Operand
 from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.state import ALL_BITS, I32, I64, U32, U64
-from dieplace.emulator.isa.table import Layout, Run, Step, add, mask_of
+from dieplace.emulator.isa.table import Layout, Run, Step, add, bound, mask_of
 
 WORDS = {"u32": 1, "i32": 1, "u64": 2, "i64": 2}
 DTYPES: dict[str, Any] = {"u32": U32, "i32": I32, "u64": U64, "i64": I64}
@@ -215,4 +215,4 @@ def _joined(low: Any, high: Any) -> Any:
 def scalar(names: str, dst: str, src: str, fn: Callable[..., Any], scc: str = "", **how: Any) -> None:
     """Register a scalar operation under each of the space-separated mnemonics."""
     op = Scalar(dst, tuple(src.split()), fn, scc, **how)
-    add(names, "salu", lambda inst, layout: build_scalar(inst, layout, op))
+    add(names, "salu", bound(build_scalar, op))

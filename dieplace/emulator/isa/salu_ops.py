@@ -11,7 +11,7 @@ from dieplace.emulator.isa.operands import EXEC, SGPR, Operand
 from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.salu import Scalar, build_scalar, scalar
 from dieplace.emulator.isa.state import I32, I64, U32, U64
-from dieplace.emulator.isa.table import Layout, Step, add
+from dieplace.emulator.isa.table import Layout, Step, add, bound
 from dieplace.emulator.isa.valu_int import bit_count, bit_reverse, leading_zeros, trailing_zeros
 
 U31, U63 = U32(31), U64(63)
@@ -174,7 +174,7 @@ def _define_64() -> None:
     scalar("s_lshr_b64", "u64", "u64 u32", lambda a, b: a >> (np.asarray(b, U64) & U63), "nonzero")
     scalar("s_ashr_i64", "i64", "i64 u32", lambda a, b: a >> np.asarray(b & U32(63), I64), "nonzero")
     scalar("s_bfm_b64", "u64", "u32 u32",
-           lambda a, b: ((U64(1) << np.asarray(a & U32(63), U64)) - U64(1)) << np.asarray(b & U32(63), U64))  # fmt: skip
+           lambda a, b: ((U64(1) << (a & U32(63)).astype(U64)) - U64(1)) << (b & U32(63)).astype(U64))  # fmt: skip
     scalar("s_bfe_u64", "u64", "u64 u32", _bfe(U64, U64, 64), "nonzero")
     scalar("s_bfe_i64", "i64", "i64 u32", _bfe(I64, U64, 64), "nonzero")
     scalar("s_bitset0_b64", "u64", "u64 u32", lambda old, a: old & ~(U64(1) << np.asarray(a & U32(63), U64)),
@@ -190,7 +190,7 @@ def _define_compares() -> None:
         for kind in ("u32", "i32"):
             scalar(f"s_cmp_{name}_{kind}", "", f"{kind} {kind}", fn)
             constant = Scalar("", (kind, kind), fn)
-            add(f"s_cmpk_{name}_{kind}", "salu", lambda i, layout, op=constant, k=kind: _with_k(i, layout, op, k))
+            add(f"s_cmpk_{name}_{kind}", "salu", bound(_with_k, constant, kind))
         if name in ("eq", "lg"):
             scalar(f"s_cmp_{name}_u64", "", "u64 u64", fn)
     for bits in (32, 64):
@@ -218,7 +218,7 @@ def _define_k() -> None:
     times = Scalar("i32", ("i32", "i32"), lambda old, a: old * a, reads_dst=True)
     conditional = Scalar("i32", ("i32", "i32"), lambda old, a, c: np.where(c, a, old), reads_scc=True, reads_dst=True)
     for name, op in (("movk", move), ("addk", plus), ("mulk", times), ("cmovk", conditional)):
-        add(f"s_{name}_i32", "salu", lambda inst, layout, op=op: _with_k(inst, layout, op, "i32"))
+        add(f"s_{name}_i32", "salu", bound(_with_k, op, "i32"))
 
 
 # ---- EXEC save and modify: dst = EXEC, EXEC = fn(EXEC, src), SCC = EXEC != 0
@@ -261,7 +261,7 @@ def _define_saveexec() -> None:
     }  # fmt: skip
     for name, (fn, taint) in rules.items():
         add(f"s_{name}_saveexec_b64", "salu",
-            lambda inst, layout, fn=fn, taint=taint: _build_saveexec(inst, layout, fn, taint))  # fmt: skip
+            bound(_build_saveexec, fn, taint))  # fmt: skip
 
 
 _define_32()

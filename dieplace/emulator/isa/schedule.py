@@ -1,8 +1,8 @@
 """The scheduler: which group of waves runs next, over all launches of a run.
 
-Waves of one launch at the same block form a cohort. Unseeded, the cohort with the lowest (turn, block) runs, which brings
-diverged waves together again; sleeping and long spinning end a turn, so nobody starves. With a seed, cohorts are chosen and
-split at random and may be interrupted at every memory instruction whose order can matter.
+Waves of one launch at the same block form a cohort. Unseeded, the cohort with the lowest (turn, block) runs, which
+brings diverged waves together again; sleeping and long spinning end a turn, so nobody starves. With a seed, cohorts
+are chosen and split at random and may be interrupted at every memory instruction whose order can matter.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def run(
 ) -> RunStats:
     """Run launches that share `memory` to their end; `seed` varies the interleaving and reproduces it.
 
-    Launches of one (device, stream) run in order, others together. `step_limit` is in wave instructions; beyond it the run
-    is a Livelock. Faults are subclasses of KernelFault and name instruction, line, buffer and wave.
+    Launches of one (device, stream) run in order, others together. `step_limit` is in wave instructions; beyond it the
+    run is a Livelock. Faults are subclasses of KernelFault and name instruction, line, buffer and wave.
     """
     return Machine(launches, memory, seed, step_limit).run()

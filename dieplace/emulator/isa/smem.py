@@ -13,7 +13,7 @@ from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.registers import track_load
 from dieplace.emulator.isa.request import Request
 from dieplace.emulator.isa.state import I64, U32, U64
-from dieplace.emulator.isa.table import Layout, Step, add, mask_of
+from dieplace.emulator.isa.table import Layout, Step, add, bound, mask_of
 from dieplace.emulator.isa.vmem import loaded_origin, remember
 
 WIDTHS = {"dword": 1, "dwordx2": 2, "dwordx4": 4, "dwordx8": 8, "dwordx16": 16}
@@ -72,9 +72,12 @@ def _kernarg(g: Group, offset: int, size: int) -> np.ndarray:
     arguments = g.st.kernarg
     if offset < 0 or offset + size > len(arguments):
         raise OutOfBounds(
-            f"kernel argument byte {offset}, {size} bytes, is outside the {len(g.st.launch.kernarg)} bytes of arguments",
-            hint="pack every argument of the kernel's metadata", address=offset, size_bytes=size, buffer="kernarg",
-        )  # fmt: skip
+            f"kernel argument byte {offset}, {size} bytes, lies outside the {len(g.st.launch.kernarg)} that were given",
+            hint="pack every argument of the kernel's metadata",
+            address=offset,
+            size_bytes=size,
+            buffer="kernarg",
+        )
     return arguments[offset : offset + size].view(U32)
 
 
@@ -99,7 +102,7 @@ def put(g: Group, dst: int, data: np.ndarray, taint: Any, origin: Any, inst: Ins
 def _define() -> None:
     for name, words in WIDTHS.items():
         for prefix, is_buffer in (("s_load", False), ("s_buffer_load", True)):
-            add(f"{prefix}_{name}", "smem", lambda i, layout, w=words, b=is_buffer: _build(i, layout, w, b),
+            add(f"{prefix}_{name}", "smem", bound(_build, words, is_buffer),
                 ("offset",))  # fmt: skip
 
 

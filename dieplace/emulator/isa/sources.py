@@ -37,14 +37,12 @@ def make_source(inst: Instruction, layout: Layout, operand: Operand, kind: str, 
     """Build a source operand of type `kind`, with its sign and absolute-value modifiers."""
     words = WORDS[kind]
     key = layout.key(inst, operand, kind, words if operand.kind != "const" else 1)
-    keys = (key,) if words == 1 else (key, key + 1)
-    if operand.kind == "const":
-        keys = ()
+    keys = (key, key + 1) if words == 2 and operand.kind != "const" else (key,)
     value = _value_of(key, kind, half)
     plain = kind in BANKS and not operand.is_modified
     if operand.is_modified:
         value = _modified(inst, operand, kind, value)
-    return Source(kind, keys if keys else (key,), value, _taint_of(key, kind, half), plain)
+    return Source(kind, keys, value, _taint_of(key, kind, half), plain)
 
 
 def _value_of(key: int, kind: str, half: int) -> Fetch:
@@ -52,7 +50,8 @@ def _value_of(key: int, kind: str, half: int) -> Fetch:
         bank = BANKS[kind]
         return {"u": lambda g: g.u[key], "i": lambda g: g.i[key], "f": lambda g: g.f[key]}[bank]
     if kind in HALF:
-        dtype, place = HALF[kind], 2 * key + half
+        place = 2 * key + half
+        dtype: Any = HALF[kind]
         if key >= CONST:
             constant = np.uint16(key >> 16 * half & 0xFFFF).view(dtype)
             return lambda g: constant

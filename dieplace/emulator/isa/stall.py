@@ -54,11 +54,10 @@ def deadlock(dispatches: Iterable[Dispatch]) -> IsaFault:
     return fault.located(first["kernel"], first["line"], first["instruction"])
 
 
-def livelock(
-    cohorts: Iterable[Cohort], dispatches: Iterable[Dispatch], memory: MemoryPort, limit: int
-) -> IsaFault:
+def livelock(cohorts: Iterable[Cohort], dispatches: Iterable[Dispatch], memory: MemoryPort, limit: int) -> IsaFault:
     """The fault at the step limit: what each group of waves was doing, and what it last read."""
-    groups, polls = [], []
+    groups: list[dict[str, Any]] = []
+    polls: list[Poll] = []
     for cohort in cohorts:
         st = cohort.dispatch.st
         inst = st.program.blocks[cohort.block].steps[0].inst

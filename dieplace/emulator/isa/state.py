@@ -1,8 +1,9 @@
 """Architectural state of the resident waves of one launch, in arrays over all wave slots.
 
-`vgpr` is uint32 [row, wave, lane] (AccVGPRs follow the VGPRs), `sgpr` is uint32 [pair, wave, half] so that an aligned pair
-is one 64-bit word, EXEC included. `taints` holds, for every register that still has a never-written bit somewhere, a mask
-of such bits; `tainted` is the set of those registers as bits of one integer, so that clean code pays one test per block.
+`vgpr` is uint32 [row, wave, lane] (AccVGPRs follow the VGPRs), `sgpr` is uint32 [pair, wave, half] so that an aligned
+pair is one 64-bit word, EXEC included. `taints` holds, for every register that still has a never-written bit
+somewhere, a mask of such bits; `tainted` is the set of those registers as bits of one integer, so that clean code pays
+one test per block.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dieplace.errors import UsageError
 if TYPE_CHECKING:
     from dieplace.emulator.isa.memory import MemoryPort
     from dieplace.emulator.isa.program import Program
+    from dieplace.emulator.isa.request import Request
 
 U16 = np.uint16
 U8, U32, U64 = np.uint8, np.uint32, np.uint64
@@ -34,8 +36,8 @@ LANES = 64
 class LogicalDevice:
     """What a launch runs on: physical XCDs in dispatch order, and what HW_REG_XCC_ID reads there.
 
-    `xcc_id_base` is added to the position of the XCD in `xcds`: whether the second partition of a card reads 0-3 or 4-7 is
-    not documented, so it is a setting. 32 active CUs an XCD is MI355X (AMD CDNA 4 white paper).
+    `xcc_id_base` is added to the position of the XCD in `xcds`: whether the second partition of a card reads 0-3 or
+    4-7 is not documented, so it is a setting. 32 active CUs an XCD is MI355X (AMD CDNA 4 white paper).
     """
 
     name: str = "gpu0/p0"
@@ -114,7 +116,7 @@ class LaunchState:
         self.kernarg_base = KERNARG_BASE + (index << 24)
         self.clock = Clock()
         self.block_waves: dict[int, int] = {}
-        self.recent: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self.recent: dict[int, tuple[Request, np.ndarray]] = {}
 
     def start(self, slots: np.ndarray, workgroups: np.ndarray) -> np.ndarray:
         """Give `workgroups` (linear ids) the free `slots`; sets the initial registers and returns their wave slots."""

@@ -1,4 +1,6 @@
-"""SDWA: a vector instruction that reads and writes bytes or halves of registers (AMD Instinct MI300 ISA guide, SDWA)."""
+"""SDWA: a vector instruction that reads and writes bytes or halves of registers (AMD Instinct MI300 ISA guide,
+SDWA).
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def _selected(inst: Instruction, layout: Layout, operand: Operand, kind: str, se
     dtype: Any = HALF[kind] if kind in HALF else {"u": np.uint32, "i": np.int32, "f": np.float32}[BANKS[kind]]
 
     def value(g: Group) -> Any:
-        bits = (np.asarray(word.value(g)).view(U32) >> shift) & low if kind not in HALF or operand.kind != "const" else 0
+        bits: Any = (
+            (np.asarray(word.value(g)).view(U32) >> shift) & low if kind not in HALF or operand.kind != "const" else 0
+        )
         if operand.kind == "const" and kind in HALF:
             return word.value(g)
         if operand.sext and width < 32:
@@ -104,9 +108,11 @@ def _target(inst: Instruction, layout: Layout, operand: Operand, kind: str) -> T
 
     def taint(g: Group, bits: Any, mask: Any, origin: str | None) -> None:
         old = g.taint(key)
-        new = U32(0) if bits is None else np.where(np.asarray(bits) != 0, field if unused != "UNUSED_SEXT" else ~U32(0), 0)
+        new = (
+            U32(0)
+            if bits is None
+            else np.where(np.asarray(bits) != 0, field if unused != "UNUSED_SEXT" else ~U32(0), 0)
+        )
         g.set_taint(key, new | (U32(0) if old is None else old & kept), mask, origin)
 
     return Target(kind, (key,), write, taint)
-
-

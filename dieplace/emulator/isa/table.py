@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dieplace.emulator.isa.operands import CONST, SGPR, Operand, constant_bits
 
@@ -17,7 +17,9 @@ Run = Callable[["Group"], None]
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One built instruction: `run` ignores never-written bits, `slow` tracks them; reads and writes are sets of keys."""
+    """One built instruction: `run` ignores never-written bits, `slow` tracks them; reads and writes are sets of
+    keys.
+    """
 
     inst: Instruction
     kind: str
@@ -80,6 +82,11 @@ class Opcode:
 
 
 OPCODES: dict[str, Opcode] = {}
+
+
+def bound(builder: Callable[..., Step], *arguments: Any) -> Builder:
+    """A builder with its arguments after (instruction, layout) fixed."""
+    return lambda inst, layout: builder(inst, layout, *arguments)
 
 
 def add(names: str, kind: str, build: Builder, modifiers: Iterable[str] = ()) -> None:

@@ -10,7 +10,7 @@ from dieplace.emulator.isa.lanes import DPP_MODIFIERS, build_dpp
 from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.sources import HALF, make_source
 from dieplace.emulator.isa.subword import SDWA_MODIFIERS, build_sdwa
-from dieplace.emulator.isa.table import Layout, Step, add
+from dieplace.emulator.isa.table import Layout, Step, add, bound
 from dieplace.emulator.isa.targets import make_target
 from dieplace.emulator.isa.vrun import (
     VOP3,
@@ -23,7 +23,6 @@ from dieplace.emulator.isa.vrun import (
 )
 
 ENCODINGS = {"1": ("", "_e32", "_e64", "_dpp", "_sdwa"), "2": ("", "_e32", "_e64", "_dpp", "_sdwa"), "3": ("", "_e64")}
-
 
 
 def define(
@@ -49,7 +48,7 @@ def define(
             modifiers = SDWA_MODIFIERS
         elif suffix == "_e64" or vop == "3" or suffix == "":
             modifiers = VOP3
-        add(name + suffix, "valu", lambda inst, layout, op=operation: build_valu(inst, layout, op), modifiers)
+        add(name + suffix, "valu", bound(build_valu, operation), modifiers)
 
 
 def build_valu(inst: Instruction, layout: Layout, op: Operation) -> Step:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dieplace.emulator.isa.operands import EXEC, Operand
 from dieplace.emulator.isa.parse import Instruction
-from dieplace.emulator.isa.table import Layout, Step, add
+from dieplace.emulator.isa.table import Layout, Step, add, bound
 from dieplace.emulator.isa.valu import build_valu
 from dieplace.emulator.isa.valu_float import is_class
 from dieplace.emulator.isa.vrun import VOP3, Operation
@@ -59,8 +59,8 @@ def _twice(fn: Any) -> Any:
 def _define(name: str, src: tuple[str, ...], fn: Any) -> None:
     compare = Operation(f"v_cmp_{name}", ("mask",), src, fn)
     for suffix, modifiers in (("", VOP3), ("_e32", frozenset()), ("_e64", VOP3), ("_sdwa", CMP_SDWA)):
-        add(f"v_cmp_{name}{suffix}", "valu", lambda i, layout, op=compare: _build_compare(i, layout, op), modifiers)
-        add(f"v_cmpx_{name}{suffix}", "valu", lambda i, layout, op=compare: _build_cmpx(i, layout, op), modifiers)
+        add(f"v_cmp_{name}{suffix}", "valu", bound(_build_compare, compare), modifiers)
+        add(f"v_cmpx_{name}{suffix}", "valu", bound(_build_cmpx, compare), modifiers)
 
 
 for _kind in ("u32", "i32", "u64", "i64", "u16", "i16"):

@@ -1,7 +1,8 @@
 """Floating-point vector operations on float32, float16 and float64 lanes.
 
-Arithmetic is IEEE round-to-nearest-even with denormals (the mode FlyDSL's kernels request). Transcendental operations are
-correctly rounded from float64, where hardware is within one unit in the last place (AMD Instinct MI300 ISA guide, VOP1).
+Arithmetic is IEEE round-to-nearest-even with denormals (the mode FlyDSL's kernels request). Transcendental operations
+are correctly rounded from float64, where hardware is within one unit in the last place (AMD Instinct MI300 ISA guide,
+VOP1).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dieplace.emulator.isa.fma import TORCH_IS_FUSED, fma, fma_by_float64
 from dieplace.emulator.isa.group import Group
 from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.state import F32, F64, I32, U32, U64
-from dieplace.emulator.isa.table import Layout, Run, Step, add
+from dieplace.emulator.isa.table import Layout, Run, Step, add, bound
 from dieplace.emulator.isa.valu import build_valu, define
 from dieplace.emulator.isa.vrun import VOP3, Operation, finish
 
@@ -195,7 +196,11 @@ FMAMK = Operation("v_fmamk_f32", ("f32",), ("f32", "f32", "f32"), fma)
 
 def build_fma(inst: Instruction, layout: Layout, op: Operation) -> Step:
     """v_fma_f32 and its relatives; the plain form works on whole rows in place."""
-    if not inst.modifiers and not any(o.is_modified for o in inst.operands) and not inst.opcode.endswith(("dpp", "sdwa")):
+    if (
+        not inst.modifiers
+        and not any(o.is_modified for o in inst.operands)
+        and not inst.opcode.endswith(("dpp", "sdwa"))
+    ):
         return finish_fma(inst, layout, op)
     return build_valu(inst, layout, op)
 
@@ -215,12 +220,12 @@ def finish_fma(inst: Instruction, layout: Layout, op: Operation) -> Step:
 
 
 def _define_fma() -> None:
-    add("v_fma_f32 v_fma_f32_e64", "valu", lambda inst, layout: build_fma(inst, layout, FMA), VOP3)
-    add("v_fmac_f32 v_fmac_f32_e32 v_fmac_f32_e64", "valu", lambda i, layout: build_fma(i, layout, FMAC), VOP3)
-    add("v_fmaak_f32 v_fmamk_f32", "valu", lambda inst, layout: build_fma(inst, layout, FMAMK))
+    add("v_fma_f32 v_fma_f32_e64", "valu", bound(build_fma, FMA), VOP3)
+    add("v_fmac_f32 v_fmac_f32_e32 v_fmac_f32_e64", "valu", bound(build_fma, FMAC), VOP3)
+    add("v_fmaak_f32 v_fmamk_f32", "valu", bound(build_fma, FMAMK))
     from dieplace.emulator.isa.lanes import DPP_MODIFIERS
 
-    add("v_fmac_f32_dpp", "valu", lambda inst, layout: build_valu(inst, layout, FMAC), DPP_MODIFIERS)
+    add("v_fmac_f32_dpp", "valu", bound(build_valu, FMAC), DPP_MODIFIERS)
 
 
 _define_unary("f32", F32)

@@ -8,7 +8,7 @@ import numpy as np
 
 from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.state import I32, I64, U32, U64
-from dieplace.emulator.isa.table import Layout, Step, add
+from dieplace.emulator.isa.table import Layout, Step, add, bound
 from dieplace.emulator.isa.valu import build_valu, define
 from dieplace.emulator.isa.vrun import Operation
 
@@ -108,6 +108,14 @@ def _sad_u8(a: Any, b: Any, c: Any) -> Any:
     return total
 
 
+def _sad_u16(a: Any, b: Any, c: Any) -> Any:
+    total = c
+    for shift in (0, 16):
+        x, y = (a >> U32(shift)) & U32(0xFFFF), (b >> U32(shift)) & U32(0xFFFF)
+        total = total + np.where(x > y, x - y, y - x)
+    return total
+
+
 def _saturate(low: int, high: int, fn: Any) -> Any:
     def saturated(*values: Any) -> Any:
         wide = fn(*[np.asarray(v).astype(I64) for v in values])
@@ -150,8 +158,8 @@ def _build_bitop(inst: Instruction, layout: Layout, kind: str) -> Step:
 
 def _define_bitop() -> None:
     modifiers = ("bitop3", "op_sel")
-    add("v_bitop3_b32 v_bitop3_b32_e64", "valu", lambda inst, layout: _build_bitop(inst, layout, "u32"), modifiers[:1])
-    add("v_bitop3_b16 v_bitop3_b16_e64", "valu", lambda inst, layout: _build_bitop(inst, layout, "b16"), modifiers)
+    add("v_bitop3_b32 v_bitop3_b32_e64", "valu", bound(_build_bitop, "u32"), modifiers[:1])
+    add("v_bitop3_b16 v_bitop3_b16_e64", "valu", bound(_build_bitop, "b16"), modifiers)
 
 
 def _define_32() -> None:
@@ -186,6 +194,22 @@ def _define_32() -> None:
     define("v_bfm_b32", "u32", "u32 u32", lambda a, b: ((U32(1) << _low5(a)) - U32(1)) << _low5(b))
 
 
+def _ashr_pack(low: int, high: int) -> Any:
+    """V_ASHR_PK: two shifted int32 saturated to bytes, in the low half; the upper half is kept."""
+
+    def fn(a: Any, b: Any, shift: Any) -> Any:
+        parts = [np.clip(x >> (shift & I32(31)), low, high).astype(I64) & 0xFF for x in (a, b)]
+        return (parts[0] | parts[1] << 8).astype(np.uint16)
+
+    return fn
+
+
+def _define_gfx950() -> None:
+    define("v_prng_b32", "u32", "u32", lambda a: a << U32(1) ^ (a >> U32(31)) * U32(197), "1")
+    define("v_ashr_pk_i8_i32", "u16", "i32 i32 i32", _ashr_pack(-128, 127), keep_high=True)
+    define("v_ashr_pk_u8_i32", "u16", "i32 i32 i32", _ashr_pack(0, 255), keep_high=True)
+
+
 def _define_three() -> None:
     define("v_lshl_or_b32", "u32", "u32 u32 u32", lambda a, b, c: a << _low5(b) | c, taint="move", data=(0, 2))
     define("v_lshl_add_u32", "u32", "u32 u32 u32", lambda a, b, c: (a << _low5(b)) + c)
@@ -208,6 +232,8 @@ def _define_three() -> None:
     define("v_max3_i32", "i32", "i32 i32 i32", lambda a, b, c: np.maximum(np.maximum(a, b), c))
     define("v_med3_i32", "i32", "i32 i32 i32", _median)
     define("v_sad_u8", "u32", "u32 u32 u32", _sad_u8)
+    define("v_sad_hi_u8", "u32", "u32 u32 u32", lambda a, b, c: (_sad_u8(a, b, U32(0)) << U32(16)) + c)
+    define("v_sad_u16", "u32", "u32 u32 u32", _sad_u16)
     define("v_sad_u32", "u32", "u32 u32 u32", lambda a, b, c: np.where(a > b, a - b, b - a) + c)
 
 
@@ -258,6 +284,7 @@ def _define_16() -> None:
 
 
 _define_bitop()
+_define_gfx950()
 _define_32()
 _define_three()
 _define_products()

@@ -1,11 +1,12 @@
 """Packed math: two float32 in a register pair, two 16-bit values in a register, and mixed-precision and dot products.
 
-Which half or register of each source feeds the low and the high result is `op_sel` and `op_sel_hi`; `neg_lo` and `neg_hi`
-flip signs (AMD Instinct MI300 ISA guide, VOP3P).
+Which half or register of each source feeds the low and the high result is `op_sel` and `op_sel_hi`; `neg_lo` and
+`neg_hi` flip signs (AMD Instinct MI300 ISA guide, VOP3P).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from dieplace.emulator.isa.operands import CONST
 from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.sources import HALF, Source
 from dieplace.emulator.isa.state import F32, I32, U32
-from dieplace.emulator.isa.table import Layout, Step, add
+from dieplace.emulator.isa.table import Layout, Step, add, bound
 from dieplace.emulator.isa.targets import make_target
 from dieplace.emulator.isa.valu_float import fma_half, maximum_number, minimum_number
 from dieplace.emulator.isa.vrun import Function, Operation, finish, general_run
@@ -51,7 +52,9 @@ def _selected(inst: Instruction, layout: Layout, number: int, kind: str, high: b
 
 
 def _pair_half(inst: Instruction, layout: Layout, number: int, half: int, negate: bool) -> Source:
-    """One float32 of a register pair; a constant is the low one, and the high one too (MI300 ISA guide, V_PK_MUL_F32)."""
+    """One float32 of a register pair; a constant is the low one, and the high one too (MI300 ISA guide,
+    V_PK_MUL_F32).
+    """
     operand = inst.operands[1 + number]
     words = 1 if operand.kind == "const" else 2
     first = layout.key(inst, operand, "f32", words)
@@ -97,7 +100,9 @@ def _build_pair(inst: Instruction, layout: Layout, count: int, fn: Function, ufu
     safe = ufunc and plain and dst not in high
     op = Operation(inst.opcode, ("u64",), ("f32",) * (2 * count), halves)
     step = finish(inst, op, sources, [target], direct if safe else run)
-    return Step(inst, "valu", step.run, _pair_slow(sides, dst, step.run, step.reads | step.writes), step.reads, step.writes)
+    return Step(
+        inst, "valu", step.run, _pair_slow(sides, dst, step.run, step.reads | step.writes), step.reads, step.writes
+    )
 
 
 def _pair_slow(sides: list[list[Source]], dst: int, run: Any, touched: int) -> Any:
@@ -197,7 +202,9 @@ def _mix_source(inst: Instruction, layout: Layout, number: int) -> Source:
 
 
 def _build_mix(inst: Instruction, layout: Layout, half: int | None) -> Step:
-    """v_fma_mix_f32, v_fma_mixlo_f16, v_fma_mixhi_f16: one fused multiply-add in float32, then perhaps rounded to float16."""
+    """v_fma_mix_f32, v_fma_mixlo_f16, v_fma_mixhi_f16: one fused multiply-add in float32, then perhaps rounded to
+    float16.
+    """
     if len(inst.operands) != 4:
         raise inst.unknown("v_fma_mix takes three sources")
     sources = [_mix_source(inst, layout, number) for number in range(3)]
@@ -276,7 +283,7 @@ def _build_dot(inst: Instruction, layout: Layout, fn: Any, kinds: tuple[str, str
 
 def _define_pairs() -> None:
     for name, count, fn, ufunc in (("add", 2, np.add, True), ("mul", 2, np.multiply, True), ("fma", 3, fma, False)):
-        add(f"v_pk_{name}_f32", "valu", lambda i, layout, c=count, f=fn, u=ufunc: _build_pair(i, layout, c, f, u), PACKED)
+        add(f"v_pk_{name}_f32", "valu", bound(_build_pair, count, fn, ufunc), PACKED)
     add("v_pk_mov_b32", "valu", _build_move, ("op_sel", "op_sel_hi"))
 
 
@@ -295,14 +302,15 @@ def _define_halves() -> None:
                   (f"max_{kind}", 2, kind, np.maximum), (f"min_{kind}", 2, kind, np.minimum),
                   (f"mad_{kind}", 3, kind, lambda a, b, c: a * b + c)]  # fmt: skip
     table += [("mul_lo_u16", 2, "u16", np.multiply), ("lshlrev_b16", 2, "u16", _shift(np.left_shift)),
-              ("lshrrev_b16", 2, "u16", _shift(np.right_shift)), ("ashrrev_i16", 2, "i16", _shift(np.right_shift))]  # fmt: skip
+              ("lshrrev_b16", 2, "u16", _shift(np.right_shift)),
+              ("ashrrev_i16", 2, "i16", _shift(np.right_shift))]  # fmt: skip
     for name, count, kind, fn in table:
-        add(f"v_pk_{name}", "valu", lambda i, layout, c=count, k=kind, f=fn: _build_halves(i, layout, c, k, f), PACKED)
+        add(f"v_pk_{name}", "valu", bound(_build_halves, count, kind, fn), PACKED)
 
 
 def _define_mixed() -> None:
     for name, half in (("v_fma_mix_f32", None), ("v_fma_mixlo_f16", 0), ("v_fma_mixhi_f16", 1)):
-        add(name, "valu", lambda i, layout, h=half: _build_mix(i, layout, h), ("op_sel", "op_sel_hi", "clamp"))
+        add(name, "valu", bound(_build_mix, half), ("op_sel", "op_sel_hi", "clamp"))
 
 
 def _define_dots() -> None:
@@ -310,18 +318,18 @@ def _define_dots() -> None:
     for name, bits in (("dot4", 8), ("dot8", 4), ("dot2", 16)):
         suffix = {8: "8", 4: "4", 16: "16"}[bits]
         for sign in ("i", "u"):
-            make = lambda clamp, b=bits, s=sign == "i": _dot(b, s, clamp)  # noqa: E731
+            make = partial(_dot, bits, sign == "i")
             add(f"v_{name}_{sign}32_{sign}{suffix}", "valu",
-                lambda i, layout, f=make: _build_dot(i, layout, f, ("u32", "u32"), False), modifiers)  # fmt: skip
+                bound(_build_dot, make, ("u32", "u32"), False), modifiers)  # fmt: skip
     for name, fn in (("f16", _dot_f16), ("bf16", _dot_bf16)):
         add(f"v_dot2_f32_{name}", "valu",
-            lambda i, layout, f=fn: _build_dot(i, layout, f, ("f32", "f32"), False), modifiers)  # fmt: skip
+            bound(_build_dot, fn, ("f32", "f32"), False), modifiers)  # fmt: skip
         add(f"v_dot2c_f32_{name} v_dot2c_f32_{name}_e32", "valu",
-            lambda i, layout, f=fn: _build_dot(i, layout, f, ("f32", "f32"), True))  # fmt: skip
+            bound(_build_dot, fn, ("f32", "f32"), True))  # fmt: skip
     for name, bits, suffix in (("dot4c", 8, "i8"), ("dot8c", 4, "i4"), ("dot2c", 16, "i16")):
-        make = lambda clamp, b=bits: _dot(b, True, clamp)  # noqa: E731
+        make = partial(_dot, bits, True)
         add(f"v_{name}_i32_{suffix} v_{name}_i32_{suffix}_e32", "valu",
-            lambda i, layout, f=make: _build_dot(i, layout, f, ("u32", "u32"), True))  # fmt: skip
+            bound(_build_dot, make, ("u32", "u32"), True))  # fmt: skip
 
 
 _define_pairs()

@@ -10,7 +10,7 @@ from dieplace.emulator.isa.fma import fma
 from dieplace.emulator.isa.operands import VCC, Operand
 from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.state import F32, F64, I64, U32, U64
-from dieplace.emulator.isa.table import Layout, Step, add
+from dieplace.emulator.isa.table import Layout, Step, add, bound
 from dieplace.emulator.isa.valu import build_valu, define
 from dieplace.emulator.isa.valu_float import fma_double, ldexp
 from dieplace.emulator.isa.vrun import VOP3, Operation
@@ -36,15 +36,17 @@ def _mad_i64(a: Any, b: Any, c: Any) -> Any:
 
 
 def _exponent(a: Any, dtype: Any) -> Any:
-    raw, shift, mask = (U32, 23, 0xFF) if dtype == F32 else (U64, 52, 0x7FF)
+    raw: Any = U32 if dtype == F32 else U64
+    shift, mask = (23, 0xFF) if dtype == F32 else (52, 0x7FF)
     return (np.ascontiguousarray(a).view(raw) >> raw(shift) & raw(mask)).astype(I64)
 
 
 def _div_scale(dtype: Any) -> Any:
     """Scale src0 (the denominator src1 or the numerator src2) so that no step of the division leaves the normal range.
 
-    Rules in the order of the MI300 ISA guide (V_DIV_SCALE_F32, _F64). Where both 1/d and n/d are denormal the guide prints
-    a factor that overflows the denominator; the inverse factor is used, the only one with which the quotient comes out.
+    Rules in the order of the MI300 ISA guide (V_DIV_SCALE_F32, _F64). Where both 1/d and n/d are denormal the guide
+    prints a factor that overflows the denominator; the inverse factor is used, the only one with which the quotient
+    comes out.
     """
     power, far_gap, tiny = (64, 96, 23) if dtype == F32 else (128, 768, 53)
     up, down = dtype(2.0**power), dtype(2.0**-power)
@@ -58,8 +60,8 @@ def _div_scale(dtype: Any) -> Any:
         is_denominator, is_numerator = s0 == s1, s0 == s2
         cases = [(s1 == 0) | (s2 == 0), e2 - e1 >= far_gap, e1 == 0, tiny_inverse & tiny_quotient, tiny_inverse,
                  tiny_quotient, e2 <= tiny]  # fmt: skip
-        results = [dtype(np.nan), np.where(is_denominator, s0 * up, s0), s0 * up, np.where(is_denominator, s0 * down, s0),
-                   s0 * down, np.where(is_numerator, s0 * up, s0), s0 * up]  # fmt: skip
+        raised, lowered = np.where(is_denominator, s0 * up, s0), np.where(is_denominator, s0 * down, s0)
+        results = [dtype(np.nan), raised, s0 * up, lowered, s0 * down, np.where(is_numerator, s0 * up, s0), s0 * up]
         flags = [np.False_, np.True_, np.False_, np.True_, np.False_, np.True_, np.False_]
         return np.select(cases, results, s0).astype(dtype), np.select(cases, flags, np.False_).astype(bool)
 
@@ -67,7 +69,9 @@ def _div_scale(dtype: Any) -> Any:
 
 
 def _div_fmas(dtype: Any) -> Any:
-    """Fused multiply-add that undoes the scaling: upwards for a quotient above 1, downwards below (src2 is the quotient)."""
+    """Fused multiply-add that undoes the scaling: upwards for a quotient above 1, downwards below (src2 is the
+    quotient).
+    """
     power, bias = (64, 127) if dtype == F32 else (128, 1023)
     fused = fma if dtype == F32 else fma_double
 
@@ -96,7 +100,7 @@ def _build_fmas(inst: Instruction, layout: Layout, op: Operation) -> Step:
 
 def _define_fmas(kind: str, dtype: Any) -> None:
     op = Operation(f"v_div_fmas_{kind}", (kind,), (kind, kind, kind, "mask"), _div_fmas(dtype))
-    add(f"v_div_fmas_{kind} v_div_fmas_{kind}_e64", "valu", lambda i, layout: _build_fmas(i, layout, op), VOP3)
+    add(f"v_div_fmas_{kind} v_div_fmas_{kind}_e64", "valu", bound(_build_fmas, op), VOP3)
 
 
 def _div_fixup(dtype: Any) -> Any:
@@ -109,7 +113,7 @@ def _div_fixup(dtype: Any) -> Any:
         magnitude = np.where((n == 0) | np.isinf(d), zero, magnitude)
         magnitude = np.where((d == 0) | np.isinf(n), infinity, magnitude)
         result = np.where(negative, -magnitude, magnitude)
-        result = np.where(((d == 0) & (n == 0)) | (np.isinf(d) & np.isinf(n)), dtype(np.nan), result)
+        result = np.where(((d == 0) & (n == 0)) | (np.isinf(d) & np.isinf(n)), dtype(-np.nan), result)
         result = np.where(np.isnan(d), d, result)
         return np.where(np.isnan(n), n, result).astype(dtype)
 

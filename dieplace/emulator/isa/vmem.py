@@ -14,7 +14,7 @@ from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.registers import deliver, gather, gather_taint, track_load
 from dieplace.emulator.isa.request import Request
 from dieplace.emulator.isa.state import I64, LANES
-from dieplace.emulator.isa.table import Layout, Run, Step, add, mask_of
+from dieplace.emulator.isa.table import Layout, Run, Step, add, bound, mask_of
 
 CACHE = ("sc0", "sc1", "nt")
 MODIFIERS = ("offset", *CACHE)
@@ -66,9 +66,9 @@ def remember(g: Group, request: Request, data: np.ndarray) -> None:
     g.st.recent[request.inst.line] = (request, data)
 
 
-def loaded_origin(g: Group, request: Request, taint: np.ndarray) -> str:
+def loaded_origin(g: Group, request: Request, taint: np.ndarray | None) -> str:
     """Words for never-written memory: the buffer and the first such address."""
-    element = int(np.argmax(taint.any(axis=1)))
+    element = 0 if taint is None else int(np.argmax(taint.any(axis=1)))
     address = int(request.address[element])
     table = getattr(g.st.memory, "table", None)
     where = table.describe(address) if table is not None else f"at {address:#x}"
@@ -212,18 +212,18 @@ def _define() -> None:
     for space, flat in (("global", False), ("flat", True)):
         for suffix in LOADS:
             add(f"{space}_load_{suffix}", "vmem_load",
-                lambda i, layout, s=suffix, f=flat: _build_load(i, layout, s, f), MODIFIERS)  # fmt: skip
+                bound(_build_load, suffix, flat), MODIFIERS)  # fmt: skip
         for suffix in STORES:
             add(f"{space}_store_{suffix}", "vmem_store",
-                lambda i, layout, s=suffix, f=flat: _build_store(i, layout, s, f), MODIFIERS)  # fmt: skip
+                bound(_build_store, suffix, flat), MODIFIERS)  # fmt: skip
         for suffix in ATOMICS:
             add(f"{space}_atomic_{suffix}", "atomic",
-                lambda i, layout, s=suffix, f=flat: _build_atomic(i, layout, s, f), MODIFIERS)  # fmt: skip
+                bound(_build_atomic, suffix, flat), MODIFIERS)  # fmt: skip
     for suffix, size in (("ubyte", 1), ("ushort", 2), ("dword", 4), ("dwordx3", 12), ("dwordx4", 16)):
         add(f"global_load_lds_{suffix}", "vmem_load",
-            lambda i, layout, s=size: _build_to_lds(i, layout, s), MODIFIERS)  # fmt: skip
-    add("buffer_wbl2", "cache", lambda i, layout: _build_cache(i, layout, "writeback"), CACHE)
-    add("buffer_inv", "cache", lambda i, layout: _build_cache(i, layout, "invalidate"), CACHE)
+            bound(_build_to_lds, size), MODIFIERS)  # fmt: skip
+    add("buffer_wbl2", "cache", bound(_build_cache, "writeback"), CACHE)
+    add("buffer_inv", "cache", bound(_build_cache, "invalidate"), CACHE)
 
 
 _define()

@@ -1,4 +1,6 @@
-"""How a vector operation runs on a group: the general form, the fast forms, and the form that tracks never-written bits."""
+"""How a vector operation runs on a group: the general form, the fast forms, and the form that tracks never-written
+bits.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +72,7 @@ def then_refresh(run: Run) -> Run:
     return refreshing
 
 
-def general_run(
-    sources: list[Source], targets: list[Target], fn: Function, lanes: Lanes = active_lanes
-) -> Run:
+def general_run(sources: list[Source], targets: list[Target], fn: Function, lanes: Lanes = active_lanes) -> Run:
     """Fetch, compute, write; results are complete before any destination changes."""
     fetches = [source.value for source in sources]
     if len(targets) == 1:
@@ -93,7 +93,9 @@ def general_run(
 
 
 def simple_run(sources: list[Source], targets: list[Target], fn: Function) -> Run | None:
-    """The fast form for plain 32-bit operands of one bank and an elementwise numpy function; None where it does not fit."""
+    """The fast form for plain 32-bit operands of one bank and an elementwise numpy function; None where it does not
+    fit.
+    """
     if len(targets) != 1 or targets[0].kind not in BANKS or not all(source.plain for source in sources):
         return None
     kinds = {BANKS[source.kind] for source in sources} | {BANKS[targets[0].kind]}
@@ -141,7 +143,9 @@ def _binary(fn: np.ufunc, bank: str, a: int, b: int, d: int) -> Run:
 
 
 def with_output_modifiers(inst: Instruction, op: Operation) -> Function:
-    """The function followed by `mul:`, `div:` and `clamp`; integer operations clamp only where saturation is defined."""
+    """The function followed by `mul:`, `div:` and `clamp`; integer operations clamp only where saturation is
+    defined.
+    """
     clamp, scale = "clamp" in inst.modifiers, 1.0
     if "mul" in inst.modifiers or "div" in inst.modifiers:
         factor = (inst.number("mul", 0), inst.number("div", 0))
@@ -164,9 +168,7 @@ def with_output_modifiers(inst: Instruction, op: Operation) -> Function:
     return modified
 
 
-def slow_run(
-    op: Operation, sources: list[Source], targets: list[Target], run: Run, lanes: Lanes = active_lanes
-) -> Run:
+def slow_run(op: Operation, sources: list[Source], targets: list[Target], run: Run, lanes: Lanes = active_lanes) -> Run:
     """`run` with tracking: taints of the sources decide those of the destinations, in the lanes that are written."""
     reads = mask_of(key for source in sources for key in source.keys)
     writes = mask_of(key for target in targets for key in target.keys)
@@ -207,11 +209,11 @@ def source_taint(g: Group, op: Operation, sources: list[Source]) -> tuple[Any, s
 
 
 def _shadow(bits: Any, source: Source) -> Any:
-    dtype = WIDE.get(source.kind) or HALF.get(source.kind) or U32
+    dtype: Any = WIDE.get(source.kind) or HALF.get(source.kind) or U32
     if source.kind in BANKS:
         dtype = {"u": np.uint32, "i": np.int32, "f": np.float32}[BANKS[source.kind]]
     size = np.dtype(dtype).itemsize
-    raw = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
+    raw: Any = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
     return raw(0).view(dtype) if bits is None else np.asarray(bits).astype(raw).view(dtype)
 
 

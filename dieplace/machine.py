@@ -18,9 +18,11 @@ from dieplace.modes import Mode
 
 if TYPE_CHECKING:
     from dieplace.backends.base import Backend
+    from dieplace.kvcache import KVCache
     from dieplace.memory import Buffer
     from dieplace.partition.plan import Plan
     from dieplace.policy import Policy
+    from dieplace.syncflags import SyncFlags
 
 SCHEMA = "dieplace/machine/1"
 
@@ -98,21 +100,39 @@ class Device:
         """Inside, torch allocations of this thread land in this device's own domain."""
         from dieplace.policy import Policy
 
-        return self._placing(Policy.local(strict=strict), role)
+        return self.placing(Policy.local(strict=strict), role=role)
 
     def peer(self, *, role: str) -> AbstractContextManager[Any]:
         """The deliberate misplacement: the same, in the peer's domain; this device goes on executing."""
         from dieplace.policy import Policy
 
-        return self._placing(Policy.peer(), role)
+        return self.placing(Policy.peer(), role=role)
 
-    def _placing(self, policy: Policy, role: str) -> AbstractContextManager[Any]:
+    def kv_cache(self, *, layers: int, kv_heads: int, head_dim: int, tokens: int, **options: Any) -> KVCache:
+        """A KV cache on this device's die; see `dieplace.kvcache.KVCache` for `dtype`, `page_tokens`, `policy`."""
+        from dieplace.kvcache import KVCache
+
+        owner = self._owner()
+        return KVCache(owner, self, layers=layers, kv_heads=kv_heads, head_dim=head_dim, tokens=tokens, **options)
+
+    def sync_flags(self, count: int, **options: Any) -> SyncFlags:
+        """Flags on this device's die, one 128-byte line each; see `dieplace.syncflags.SyncFlags`."""
+        from dieplace.syncflags import SyncFlags
+
+        return SyncFlags(self._owner(), self, count, **options)
+
+    def placing(self, policy: Policy, *, role: str) -> AbstractContextManager[Any]:
+        """Inside, torch allocations of this thread land where the policy says."""
         from dieplace.memory import placing
 
+        return placing(self._owner(), self, policy, role=role)
+
+    def _owner(self) -> Machine:
         machine = getattr(self, "_machine", None)
         if machine is None:
             raise UsageError(f"device {self.id} belongs to no machine", hint='take it from machine.device("gpu0/p0")')
-        return placing(machine, self, policy, role=role)
+        owner: Machine = machine
+        return owner
 
 
 @dataclass(frozen=True)

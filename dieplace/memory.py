@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Flags are polled across dies: only the extended-scope class cannot go stale there (memory-locality reference, 2.4).
 CLASS_OF_ROLE = {"weights": "coarse", "kv_cache": "coarse", "activation": "coarse", "sync_flag": "uncached"}
 
-# Backends that hand out placed memory in this process, so that an audit can ask who owns an address.
+# What hands out placed memory in this process, so that an audit can ask who owns an address.
 _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 _sessions_lock = threading.Lock()
 
@@ -197,10 +197,33 @@ def placing(machine: Machine, device: Device | str, policy: Policy, *, role: str
         yield resolved
 
 
+def place(module: Any, *, device: Device, policy: Policy, role: str = "weights") -> Any:
+    """Move an existing module's parameters and buffers where the policy says; returns the module.
+
+    `device` comes from a machine. Each storage is moved once, so tied tensors stay tied. DomainFull leaves what was
+    moved so far where it is and the rest where it was: the audit tells which.
+    """
+    import torch
+
+    moved: dict[int, torch.UntypedStorage] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        storage = tensor.untyped_storage()
+        if storage.nbytes() == 0:
+            continue
+        if storage.data_ptr() not in moved:
+            old = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            with device.placing(policy, role=role):
+                moved[storage.data_ptr()] = old.clone().untyped_storage()
+        placed = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        placed.set_(moved[storage.data_ptr()], tensor.storage_offset(), tensor.size(), tensor.stride())
+        tensor.data = placed
+    return module
+
+
 def memory_session(machine: Machine, verb: str) -> Any:
-    """The machine's backend with its memory group, after a freshness check; Unsupported otherwise."""
+    """The memory group of the machine's backend, after a freshness check; Unsupported otherwise."""
     backend: Backend = machine.require_session(verb)
-    session = require(backend, "memory")
+    session = require(backend, "memory").memory
     with _sessions_lock:
         _sessions.add(session)
     return session

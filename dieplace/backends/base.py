@@ -119,8 +119,10 @@ class Partitioning(Protocol):
 
 
 class MemoryBackend(Protocol):
-    """amd, nvidia, cpu, emulated; `domain` may be a pattern of domains that repeats over 2 MiB objects.
+    """amd, nvidia, cpu, emulated: what `backend.memory` is where the backend has the group `memory`.
 
+    It is the memory of the machine as it is now; what was allocated before a mode change stays with the object of
+    its time. `domain` may be a pattern of domains that repeats over 2 MiB objects.
     `free_later` is `free` for finalizers. `move` keeps the address. `find` and `request` serve the audit. Inside
     `placing` what torch allocates on this thread lands in the domain. A backend that can look inside a domain also
     has `bytes_by_die(allocation)`.

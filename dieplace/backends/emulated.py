@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from dieplace.emulator.memory import EmulatedMemory
     from dieplace.emulator.node import Node
 
-_MEMORY_METHODS = frozenset(
-    ("allocate", "free", "free_later", "move", "locate", "find", "request", "tensor", "placing", "bytes_by_die")
-)
-
 
 class EmulatedBackend(AmdBackend):
     """An emulated node; `node` is its folder or an open Node, made on first use where it is not there yet."""
@@ -82,12 +78,6 @@ class EmulatedBackend(AmdBackend):
 
             self._memory, self._memory_stamp = EmulatedMemory(self.snapshot()), self.stamp()
         return self._memory
-
-    def __getattr__(self, name: str) -> Any:
-        # The memory group of the seam, all of it, is the emulated HBM's.
-        if name in _MEMORY_METHODS:
-            return getattr(self.memory, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def partition_control(self, rocm_path: str | None = None) -> Any:
         """The AMD control over the emulated driver."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -189,6 +190,27 @@ def test_an_unbound_device_says_where_to_get_one() -> None:
     lone = Device("gpu0/p0", "gpu0", 0, "0000:05:00.0", 4, 128, None, "gpu0/mem0", False, True)
     with pytest.raises(UsageError, match=r"machine\.device"):
         lone.local(role="weights")
+
+
+def test_buffers_outlive_a_mode_change_and_the_node_itself(tmp_path: Path) -> None:
+    """What was allocated before stays readable and frees cleanly; it never touches the accounts of the new mode."""
+    from dieplace.errors import StaleMachine
+    from dieplace.partition import apply, plan
+
+    node = create(tmp_path / "n", cards=1, mode="SPX/NPS1")
+    machine = EmulatedBackend(node).snapshot()
+    old = machine.allocate(3 * MIB, device="gpu0/p0", policy=Policy.local(), role="weights")
+    old.tensor.fill_(9)
+    later = apply(plan(machine, "DPX/NPS2"))
+    with pytest.raises(StaleMachine):
+        machine.allocate(1, device="gpu0/p0", policy=Policy.local(), role="weights")
+    new = later.allocate(5 * MIB, device="gpu0/p0", policy=Policy.local(), role="weights")
+    assert int(old.tensor[-1]) == 9
+    old.free()
+    assert sum(used(later).values()) == 6 * MIB
+    shutil.rmtree(tmp_path / "n")
+    assert set(audit(new, torch.zeros(2)).bytes_by_domain()) == {"gpu0/mem0", "host/node0"}
+    new.free()
 
 
 # -- contexts ----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from flydsl.expr.typing import ReductionOp
 
 __all__ = [
     "AGENT",
+    "STREAM",
     "SYSTEM",
     "WAVE",
     "WORKGROUP",
@@ -45,6 +46,7 @@ __all__ = [
     "mfma_f32_16x16x32_bf16",
     "mfma_scale_f32_16x16x128_f8f6f4",
     "permlane_swap",
+    "pointer",
     "range_constexpr",
     "readfirstlane",
     "sched_barrier",
@@ -56,6 +58,7 @@ __all__ = [
 ]
 
 WAVE = 64
+STREAM = fx.Stream(None)  # the default of launchers
 AtomicOrdering = fx.AtomicOrdering
 SYSTEM = None  # LLVM's default scope: every agent and the host
 AGENT = fx.rocdl.SyncScope.Agent
@@ -216,3 +219,15 @@ def cvt_pk_fp8_f32(a: Any, b: Any, c: Any, d: Any) -> Any:
     """Four Float32 as e4m3 bytes of one Int32, `a` lowest, ties to even; the caller clamps to +-448, the largest."""
     low = fx.rocdl.cvt_pk_fp8_f32(fx.Int32.ir_type, a, b, fx.Int32(0), False)
     return fx.Int32(fx.rocdl.cvt_pk_fp8_f32(fx.Int32.ir_type, c, d, low, True))
+
+
+def pointer(tensor: Any, dtype: Any = None, offset: Any = None, align: int = 0) -> Any:
+    """Address of a tensor's first element, read as `dtype`, moved by `offset` elements (64-bit).
+
+    Torch allocations start on 64 bytes, so `align` (bytes, default one element) may be larger than the tensor's dtype.
+    """
+    start = fx.get_iter(tensor)
+    if dtype is not None:
+        kind = fx.Pointer[dtype, fx.AddressSpace.Global, align or max(dtype.width // 8, 1)]
+        start = fx.recast_iter(kind.ir_type, start)
+    return start if offset is None else start + offset

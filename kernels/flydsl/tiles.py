@@ -10,14 +10,13 @@ from typing import Any
 
 from dieplace.codegen import flydsl_names as fn
 from dieplace.codegen.cache_bits import BUFFER_BITS
-from dieplace.codegen.flydsl_names import flyc, fx, range_constexpr
+from dieplace.codegen.flydsl_names import STREAM, flyc, fx, pointer, range_constexpr
 
 WAVE = 64
 # The longest bounded run, and an index of a 16-byte item past the end of every run: such loads return zero. A row's
 # offset may be added to it without leaving 31 bits of bytes.
 MAX_RUN_BYTES = 0x3FFFFFF0
 NOWHERE = MAX_RUN_BYTES // 16
-STREAM = fx.Stream(None)  # the default stream of launchers
 
 
 def wave_index() -> Any:
@@ -28,18 +27,6 @@ def wave_index() -> Any:
 def lane_index() -> Any:
     """Lane 0 to 63 in the wave."""
     return fx.thread_idx.x % WAVE
-
-
-def pointer(tensor: Any, dtype: Any = None, offset: Any = None, align: int = 0) -> Any:
-    """Address of a tensor's first element, read as `dtype`, moved by `offset` elements (64-bit).
-
-    Torch allocations start on 64 bytes, so `align` (bytes, default one element) may be larger than the tensor's dtype.
-    """
-    start = fx.get_iter(tensor)
-    if dtype is not None:
-        kind = fx.Pointer[dtype, fx.AddressSpace.Global, align or max(dtype.width // 8, 1)]
-        start = fx.recast_iter(kind.ir_type, start)
-    return start if offset is None else start + offset
 
 
 def uniform_load(address: Any) -> Any:

@@ -13,7 +13,7 @@ from dieplace.binding.plan import Binding
 from dieplace.binding.ranks import require_rank
 from dieplace.binding.visibility import View, chosen_devices, environment, look
 from dieplace.errors import UsageError
-from dieplace.machine import Device
+from dieplace.machine import Device, Machine
 from dieplace.sysfs import Sysfs
 
 NOT_THIS_MACHINE = "the emulated node's CPUs and memory are not this machine's: this part is not carried out"
@@ -85,17 +85,17 @@ def prepare(request: Request, environ: Mapping[str, str]) -> tuple[Prepared, ...
 
 def device_binding(view: View, devices: Sequence[Device], index: int) -> Binding:
     """CPUs and memory near one device; its part of the CPUs where others of `devices` share its NUMA node."""
-    host, chosen = host_of(view), devices[index]
+    host, chosen = host_of(view.machine), devices[index]
     binding = plan.near(host, chosen.numa_node, who=chosen.id)
     sharing = [device for device in devices if device.numa_node == chosen.numa_node]
     return plan.share(host, binding, sharing.index(chosen), len(sharing))
 
 
-def host_of(view: View) -> Host:
+def host_of(machine: Machine) -> Host:
     """This host; of an emulated machine the emulated one, where everything is allowed."""
-    if view.machine.source != "emulated":
+    if machine.source != "emulated":
         return read_host(Sysfs("/"))
-    sysfs: Sysfs = getattr(view.machine.session, "sysfs")  # noqa: B009 - the emulated backend's own
+    sysfs: Sysfs = getattr(machine.session, "sysfs")  # noqa: B009 - the emulated backend's own
     nodes, notes = read_nodes(sysfs)
     every = tuple(sorted(cpu for node in nodes for cpu in node.cpus))
     return Host(nodes, every, None, siblings_of(sysfs, every), notes)
@@ -117,7 +117,7 @@ def _one(
 
 def _together(view: View, devices: tuple[Device, ...], host: Host, wish: Binding) -> Prepared:
     """One program for several devices: the CPUs of all their nodes, memory near the first or over all of them."""
-    seen = host_of(view)
+    seen = host_of(view.machine)
     near = [plan.near(seen, number, who=device.id) for number, device in _first_of_each_node(devices).items()]
     cpus = sorted({cpu for item in near for cpu in item.cpus or ()})
     nodes = sorted({node for item in near for node in item.nodes})

@@ -58,6 +58,7 @@ def execute(
         _require_same_start(plan, control.read())
         _ask_driver(plan, control)
         require_free(plan, control, wait_s, report, units=plan.stop_units)
+        _require_same_start(plan, control.read())  # again, because a wait can be long
         run = Run(plan, control, record, record.begin(plan), lock, report, limits)
         failure = _do_steps(run)
         return _conclude(run, failure)
@@ -191,8 +192,8 @@ def _start_units(run: Run, final: NodeFacts) -> list[str]:
     """Start what this or an interrupted run stopped; units that did not start are returned."""
     late = []
     for unit in dict.fromkeys(run.journal.stopped_units):
-        if run.changed and not final.driver_loaded:
-            run.say(f"{unit} is not started, because the driver is not loaded")
+        if run.hung or (run.changed and not final.driver_loaded):
+            run.say(f"{unit} is not started, because the driver is {'being unloaded' if run.hung else 'not loaded'}")
             late.append(unit)
             continue
         answer = run.control.start_unit(unit)

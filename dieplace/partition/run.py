@@ -37,6 +37,7 @@ class Run:
     limits: Limits
     changed: bool = False  # a mutating call was made, whatever it answered
     reload_tried: bool = False
+    hung: bool = False  # an unload that does not end still runs
     gone: bool = False  # the driver was seen unloaded, so nothing in its memory survives
     touched: dict[str, str] = field(default_factory=dict)  # card -> compute mode before the first set
     said: list[str] = field(default_factory=list)
@@ -109,6 +110,7 @@ def _unload(run: Run, step: Step) -> None:
         found = run.control.holders()
         raise busy(blockers(found, run.plan.blast.cards, reload=True) or _module(facts), found.incomplete)
     if answer.meaning == "hung":
+        run.hung = True
         raise NotVerified(
             f"unloading the driver did not end within {run.limits.unload_s:.0f} s: {answer.detail}",
             hint="it is not killed, because that can hang the host; if it stays so, reboot",

@@ -5,10 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dieplace.backends.base import Backend, Holders
+from dieplace.errors import DieplaceError
 from dieplace.machine import Card
 from dieplace.modes import Mode
 from dieplace.partition.entry import build, carry_out, control_of
+from dieplace.partition.journal import Record, standing
 from dieplace.partition.support import offered_modes
+
+
+def notes(session: Backend) -> tuple[str, ...]:
+    """Sentences about an unfinished switch or a pending memory mode, for every snapshot; costs nothing where no switch
+    was ever made."""
+    control = control_of(session, None)
+    if not control.store.directory.is_dir():
+        return ()
+    try:
+        return standing(Record(control.store), control.read())
+    except DieplaceError as error:
+        return (error.message,)
 
 
 def modes(session: Backend, card: Card) -> tuple[Mode, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import stat
@@ -18,16 +17,10 @@ from typing import Any
 
 from dieplace.errors import Busy, NotAllowed, Unsupported
 from dieplace.partition.control import Clock
+from dieplace.record_folder import LIVE_DIRECTORY as LIVE_DIRECTORY
+from dieplace.record_folder import emulated_directory as emulated_directory
 
-LIVE_DIRECTORY = Path("/var/lib/dieplace/partition")
 _POLL_S = 0.2
-
-
-def emulated_directory(node: Path) -> Path:
-    """The state folder of one emulated node, named by a hash of the node's real path (XDG base directory rules)."""
-    base = os.environ.get("XDG_STATE_HOME") or ""
-    root = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
-    return root / "dieplace" / "partition" / hashlib.sha256(str(node.resolve()).encode()).hexdigest()[:16]
 
 
 class Store:

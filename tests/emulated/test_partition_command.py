@@ -83,7 +83,7 @@ def test_there_verified_asserted_and_back(command: Command) -> None:
     code, answer = command.json("set", "DPX/NPS2", "-y")
     assert code == 0 and answer["outcome"] == "done" and len(answer["devices"]) == 16
     assert truth(command.node).is_in("DPX/NPS2")
-    assert command("assert", "SPX/NPS1") == 1 and "is in DPX/NPS2, not SPX/NPS1" in command.out
+    assert command("assert", "SPX/NPS1") == 1 and "gpu7: is DPX/NPS2, not SPX/NPS1" in command.out
     assert command("assert", "DPX/NPS2") == 0 and command("assert", "dpx_nps2", "--card", "gpu3") == 0
     assert command("restore", "-y") == 0 and truth(command.node).is_in("SPX/NPS1")
     assert shape(command.node) == before
@@ -223,6 +223,9 @@ def test_a_pending_memory_mode_is_shown_by_every_later_command(command: Command)
     assert code == 6 and answer["error"]["outcome"] == "pending" and "cannot be read back" in answer["error"]["message"]
     for words in (("show",), ("plan", "SPX/NPS1"), ("plan", "DPX/NPS2")):
         assert command(*words) == 0 and "Memory mode NPS2 is pending" in command.out, words
+    main(["--backend", "emulated", "--node", str(command.node.directory), "list"])
+    printed = command.capsys.readouterr()
+    assert "Memory mode NPS2 is pending" in " ".join((printed.out + printed.err).split())
     code, shown = command.json("show")
     assert shown["pending"][0]["memory"] == "NPS2" and shown["pending"][0]["boot_id"] == command.node.boot_id
     assert command("restore", "-y") == 0 and truth(command.node).is_in("SPX/NPS1")

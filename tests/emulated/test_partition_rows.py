@@ -348,6 +348,49 @@ def test_amdsmi_99_a_video_device_takes_a_render_minor_and_63_of_64_is_no_succes
     assert truth(node).is_in("SPX/NPS1")
 
 
+def test_assert_says_no_where_the_word_is_right_and_a_device_is_lost(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dieplace.cli.main import main
+
+    node, _ = make(cards=8, ast=True)
+    for bdf in node.bdfs():
+        node.write_compute(bdf, "CPX")
+    words = ["--backend", "emulated", "--node", str(node.directory), "partition", "assert", "CPX/NPS1", "--card"]
+    assert main([*words, "gpu0"]) == 0 and main([*words, "gpu7"]) == 1
+    assert "gpu7: has 7 devices" in capsys.readouterr().out
+
+
+def test_k8s_gpu_dra_driver_88_no_module_tree_no_reload(make: Make) -> None:
+    node, clock = make()
+    ctl = control(node, clock)
+    ctl.sysfs.faults["/lib/modules/*"] = 2
+    with pytest.raises(Unsupported, match="module tree .* is not visible"):
+        plan_for(ctl, "DPX/NPS2")
+    assert plan_for(ctl, "DPX/NPS1", allow_unvalidated=True).blast.reload is False
+    ctl.sysfs.faults = {"/sys/module/amdgpu/initstate": 2}
+    with pytest.raises(Unsupported, match="built into this kernel"):
+        plan_for(ctl, "DPX/NPS2")
+
+
+def test_units_stay_stopped_while_an_unload_hangs_and_restore_starts_them(make: Make) -> None:
+    from dieplace.partition.control import Answer
+
+    node, clock = make()
+    ctl = control(node, clock)
+    log: list[str] = []
+    ctl.reloader.unit_active = lambda unit: True
+    ctl.reloader.stop_unit = lambda unit: log.append("stop") or Answer("ok", "systemctl")
+    ctl.reloader.start_unit = lambda unit: log.append("start") or Answer("ok", "systemctl")
+    node.inject("unload", "ETIMEDOUT")
+    plan = plan_for(ctl, "DPX/NPS2", units=("a.service",))
+    with pytest.raises(Pending, match=r"a\.service did not start again"):
+        carry_out(plan, ctl, limits=FAST)
+    assert log == ["stop"]
+    carry_out(plan_restore(ctl), ctl, limits=FAST)
+    assert log == ["stop", "start"] and truth(node).is_in("SPX/NPS1")
+
+
 def test_slow_start_is_waited_for_with_progress(make: Make) -> None:
     node, clock = make(slow_start_s=40.0, slow_eperm_s=15.0)
     said: list[str] = []

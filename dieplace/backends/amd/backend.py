@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class AmdBackend:
 
     def snapshot(self, *, links: bool = True) -> Machine:
         """The node now; `links=False` leaves the links out, which is quicker."""
-        return topology.snapshot(
+        machine = topology.snapshot(
             self.sysfs,
             environ=self.environ,
             source=self.source,
@@ -68,6 +69,13 @@ class AmdBackend:
             session=None if self.source == "replayed" else self,
             links=links,
         )
+        return machine if self.source == "replayed" else replace(machine, notes=(*machine.notes, *self._standing()))
+
+    def _standing(self) -> tuple[str, ...]:
+        """What earlier partition switches left behind, which every command must say."""
+        from dieplace.partition import session_methods
+
+        return session_methods.notes(self)
 
     def stamp(self) -> tuple[str | None, str | None]:
         """(boot id, KFD generation id)."""

@@ -132,9 +132,10 @@ class DecodeModel:
         """Run one op on one shard's device and note what it touched."""
         checked = registry.check_call(op, operands, attrs)
         touched = tuple(self._touched(checked, name, n) for name, n in registry.bytes_by_operand(checked).items())
-        with self.placement.on(shard):
+        with self.placement.on(shard) as session:
             ran = registry.run_call(checked, backend=self.settings.backend, strict=self.settings.strict)
-        self.ledger.calls.append(Executed(stage, layer, shard, op, ran, touched))
+        kernels = tuple(k for record in getattr(session, "records", ()) for k in record.kernels)
+        self.ledger.calls.append(Executed(stage, layer, shard, op, ran, touched, kernels))
 
     def scratch(
         self, shard: int, name: str, shape: Sequence[int], dtype: torch.dtype, role: str = "activation"
@@ -207,9 +208,9 @@ class DecodeModel:
             }
             self.call("head", None, shard, "head_argmax", operands, {"vocab": rows, "offset": shard * rows})
             logits.append(operands["logits"])
-            best.append(list(zip(operands["value"].tolist(), operands["token"].tolist(), strict=True)))  # type: ignore[union-attr]
+            best.append(list(zip(operands["value"].tolist(), operands["token"].tolist(), strict=True)))
         chosen = tuple(max(options, key=lambda pair: (pair[0], -pair[1]))[1] for options in zip(*best, strict=True))
-        return torch.cat(logits, dim=1), chosen  # type: ignore[arg-type]
+        return torch.cat(logits, dim=1), chosen
 
     def norm(
         self, stage: str, layer: int | None, shard: int, weight: str, x: Tensor, residual: Tensor | None

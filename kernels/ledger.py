@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from dieplace.workload import ROLES, Handoff, Operand, Stage, Workload
 
@@ -22,7 +23,10 @@ class Touched:
 
 @dataclass(frozen=True)
 class Executed:
-    """One op call of a step: stage, layer (None outside layers), shard, op, the backend that ran it, its operands."""
+    """One op call of a step: stage, layer (None outside layers), shard, op, the backend that ran it, its operands.
+
+    `operands` are bytes by contract; `kernels` say what the emulator counted.
+    """
 
     stage: str
     layer: int | None
@@ -30,6 +34,7 @@ class Executed:
     op: str
     backend: str
     operands: tuple[Touched, ...]
+    kernels: tuple[Any, ...] = ()  # emulator.execution.KernelRecord of every launch, where launches are counted
 
 
 @dataclass
@@ -52,6 +57,21 @@ class Ledger:
         for operand in self._operands():
             total[operand.role].update(operand.places)
         return {role: dict(places) for role, places in total.items()}
+
+    def counted_by_role_and_die(self) -> dict[str, dict[str, int]]:
+        """Distinct bytes that emulated launches read and wrote, by role and home die, each launch counted by itself."""
+        total: dict[str, Counter[str]] = {role: Counter() for role in ROLES}
+        for kernel in (k for call in self.calls for k in call.kernels if k.traffic is not None):
+            for role, directions in kernel.traffic.by_role().items():
+                for moved in directions:
+                    for die, nbytes in moved.distinct_by_die.items():
+                        total.setdefault(role, Counter())["host" if die < 0 else f"die{die}"] += nbytes
+        return {role: dict(places) for role, places in total.items()}
+
+    def counted_weight_reads(self) -> int:
+        """Distinct weight bytes that emulated launches read."""
+        kernels = (k for call in self.calls for k in call.kernels if k.traffic is not None)
+        return sum(k.traffic.by_role()["weights"][0].distinct for k in kernels if "weights" in k.traffic.by_role())
 
     def backends(self) -> dict[str, set[str]]:
         """Which backends ran each op: a fallback to the reference shows here."""

@@ -36,7 +36,7 @@ class Placement:
         return {HOST: nbytes}
 
     def on(self, shard: int) -> AbstractContextManager[Any]:
-        """The context in which a shard's kernels are launched."""
+        """The context in which a shard's kernels are launched; what it yields may have `records` of the launches."""
         return nullcontext()
 
 
@@ -88,12 +88,20 @@ class MachinePlacement(Placement):
 
 
 def on_machine(
-    machine: Machine,
-    devices: Sequence[str],
-    policies: Mapping[str, Policy] | None = None,
-    run_on: Callable[[str], AbstractContextManager[Any]] | None = None,
+    machine: Machine, devices: Sequence[str], policies: Mapping[str, Policy] | None = None, **session: Any
 ) -> MachinePlacement:
-    """One shard per device; roles without a policy are local. `run_on` enters the device that launches."""
-    return MachinePlacement(
-        len(devices), machine, tuple(devices), dict(policies or {}), run_on or (lambda device: nullcontext())
-    )
+    """One shard per device; roles without a policy are local.
+
+    On an emulated machine FlyDSL kernels run on its emulated devices and every launch is counted; `session` are further
+    options of `dieplace.emulator.execution.Session`.
+    """
+    run_on = _emulated_devices(machine, session) if machine.source == "emulated" else (lambda device: nullcontext())
+    return MachinePlacement(len(devices), machine, tuple(devices), dict(policies or {}), run_on)
+
+
+def _emulated_devices(machine: Machine, options: Mapping[str, Any]) -> Callable[[str], AbstractContextManager[Any]]:
+    from dieplace.emulator.execution import Session
+    from dieplace.memory import memory_session
+
+    hbm = memory_session(machine, "run kernels").hbm
+    return lambda device: Session(device=machine.device(device), memory=hbm, **options)

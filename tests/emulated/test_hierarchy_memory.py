@@ -52,6 +52,7 @@ class FakeRequest:
     size: int
     waves: np.ndarray
     scalar: bool = False
+    every_lane: bool = False
 
     def place(self, element: int) -> dict[str, int]:
         return {}

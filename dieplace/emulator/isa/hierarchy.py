@@ -183,7 +183,7 @@ class TwoDieMemory:
             self._perform(work)
 
     def started(self, launch: Any) -> None:
-        """A kernel starts: its device's L1s and non-local L2 lines are dropped; earlier kernels' stores have arrived."""
+        """A kernel starts: its device's L1s and non-local L2 lines are dropped; earlier stores have arrived."""
         for work in self.pending.of(launch.device.xcds):
             self._perform(work)
         for xcd in launch.device.xcds:

@@ -15,6 +15,7 @@ from dieplace.emulator.isa.flatbytes import host_bytes
 from dieplace.emulator.isa.hierarchy_lines import FLAG, OLD_L1, OLD_L2, Lines, OldCopy, Writer
 from dieplace.emulator.isa.hierarchy_map import LINE_BYTES, NC, PAGE_LINES, UC, LineMap, Place
 from dieplace.emulator.isa.memory import PoisonMap
+from dieplace.emulator.isa.state import LANES
 
 if TYPE_CHECKING:
     from dieplace.emulator.isa.hierarchy_watch import Watch
@@ -44,10 +45,19 @@ class Access:
     @classmethod
     def of(cls, r: Request, place: Place) -> Access:
         """The runs of a request."""
-        lines, waves = place.lines, r.waves
-        change = np.flatnonzero((lines[1:] != lines[:-1]) | (waves[1:] != waves[:-1])) + 1
-        first = np.concatenate([[0], change])
-        at = waves[first]
+        lines = place.lines
+        begins = np.empty(len(lines), bool)
+        begins[0] = True
+        np.not_equal(lines[1:], lines[:-1], out=begins[1:])
+        if r.every_lane:  # 64 elements a wave: its waves need not be spelled out
+            begins[::LANES] = True
+            first = np.flatnonzero(begins)
+            at = r.group.waves[first // LANES]
+        else:
+            waves = r.waves
+            begins[1:] |= waves[1:] != waves[:-1]
+            first = np.flatnonzero(begins)
+            at = waves[first]
         # Read-modify-writes use sc0 for "return the old value", and scalar loads have no scope.
         scope = 0 if r.scalar else int(bool(r.inst.sc0)) + 2 * int(bool(r.inst.sc1))
         return cls(r, place, first, lines[first], at, r.launch.xcd[at], r.launch.cu[at], scope)

@@ -71,6 +71,7 @@ class LineMap:
         )
         firsts = np.concatenate([[0], np.cumsum(pages)]).astype(np.int64)
         self.pages = int(firsts[-1])
+        self.first_page = firsts[:-1].tolist()  # of each buffer
         self.count = self.pages * PAGE_LINES
         # line id = (address >> 7) + shift[buffer]
         self.shift = firsts[:-1] * PAGE_LINES - (self.starts // PAGE_BYTES) * PAGE_LINES
@@ -91,6 +92,14 @@ class LineMap:
         index = self.buffer_of_page
         types = np.where(self.page_home == die, local[index], table[index, 1])
         return np.where(self.page_home == HOST, NC, types).astype(np.int8)
+
+    def pages_of(self, buffer: int) -> int:
+        """4 KiB pages that a buffer touches."""
+        return [*self.first_page, self.pages][buffer + 1] - self.first_page[buffer]
+
+    def homes_of(self, buffer: int) -> np.ndarray:
+        """Home die of each of a buffer's pages."""
+        return self.page_home[self.first_page[buffer] :][: self.pages_of(buffer)]
 
     def locate(self, address: np.ndarray, size: int) -> Place | None:
         """Lines and buffers of `address` (int64[N], N > 0); None when an element lies outside every buffer."""

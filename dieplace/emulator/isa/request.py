@@ -45,6 +45,11 @@ class Request:
         return self.group.st
 
     @property
+    def every_lane(self) -> bool:
+        """Whether every lane of every wave of the group is an element."""
+        return not self.scalar and self.group.full and len(self.address) == self.group.n * LANES
+
+    @property
     def waves(self) -> np.ndarray:
         """Wave slot of each element."""
         if self._waves is None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LOCAL, PEER, OTHER = "local", "peer", "host"
 _SIDES = (LOCAL, PEER, OTHER)
+_WIDE = {4: (np.uint8, 0xF, 2), 8: (np.uint16, 0xF0F, 3), 16: (np.uint32, 0xF0F0F0F, 4)}  # access size: map word
 
 
 @dataclass(frozen=True)
@@ -99,40 +100,45 @@ class TrafficCounter:
         self._touched: dict[tuple[int, int, bool], np.ndarray] = {}
         self._requested: dict[tuple[int, bool], np.ndarray] = {}
         self._dies: dict[int, tuple[int, ...]] = {}
+        self._one_home = [len(set(line_map.homes_of(b).tolist())) == 1 for b in range(len(line_map.buffers))]
 
     def count(self, a: Access, *, written: bool) -> None:
         """Count one load or store."""
-        r, place, first, lines, xcd = a.request, a.place, a.first, a.lines, a.xcd
-        index = r.launch.index
+        r, place, index = a.request, a.place, a.request.launch.index
         if index not in self._dies:
             self._dies[index] = tuple(sorted({int(x) // self._xcds_per_die for x in r.launch.device.xcds}))
-        page = lines // PAGE_LINES
-        die = xcd // self._xcds_per_die
-        home = self.map.page_home[page]
-        side = np.where(home == HOST, 2, home != die)
-        kind = self.map.page_type[die, page]
-        sizes = np.diff(np.append(first, len(r.address))) * r.size
-        buffers = len(self.map.buffers)
         if (index, written) not in self._requested:
-            self._requested[index, written] = np.zeros(buffers * 12, np.int64)
-        key = (self.map.buffer_of_page[page] * 3 + side) * 4 + kind
-        self._requested[index, written] += np.bincount(key, sizes, buffers * 12).astype(np.int64)
-        for b in [place.buffer] if isinstance(place.buffer, int) else np.unique(place.buffer).tolist():
-            mine = r.address if isinstance(place.buffer, int) else r.address[place.buffer == b]
-            self._touch(index, b, written, mine, r.size)
+            self._requested[index, written] = np.zeros(len(self.map.buffers) * 12, np.int64)
+        requested, dies = self._requested[index, written], self._dies[index]
+        alone = isinstance(place.buffer, int)
+        if alone and self._one_home[place.buffer] and len(dies) == 1:
+            requested[self._cell(place.buffer, dies[0])] += len(r.address) * r.size
+        else:
+            page, die = a.lines // PAGE_LINES, a.xcd // self._xcds_per_die
+            home, kind = self.map.page_home[page], self.map.page_type[die, page]
+            side = np.where(home == HOST, 2, home != die)
+            key = (self.map.buffer_of_page[page] * 3 + side) * 4 + kind
+            requested += np.bincount(key, a.counts * r.size, len(requested)).astype(np.int64)
+        for b in [place.buffer] if alone else np.unique(place.buffer).tolist():
+            self._touch(index, b, written, r.address if alone else r.address[place.buffer == b], r.size)
+
+    def _cell(self, buffer: int, die: int) -> int:
+        """Where bytes of a buffer that has one home are counted, for XCDs of one die."""
+        first = self.map.first_page[buffer]
+        home, kind = int(self.map.page_home[first]), int(self.map.page_type[die, first])
+        return (buffer * 3 + (2 if home == HOST else int(home != die))) * 4 + kind
 
     def _touch(self, index: int, buffer: int, written: bool, address: np.ndarray, size: int) -> None:
-        """Mark bytes as touched: one byte of map for four bytes of buffer, its low bits the bytes."""
+        """Mark bytes as touched: one byte of map for four bytes of buffer, its low bits the bytes; whole pages."""
         key = (index, buffer, written)
-        base = self.map.buffers[buffer].address & ~15
         if key not in self._touched:
-            nbytes = self.map.buffers[buffer].nbytes + 32
-            self._touched[key] = np.zeros(-(-nbytes // 16) * 4 + 4, np.uint8)
-        touched, offset = self._touched[key], address - base
-        if size >= 4 and size & (size - 1) == 0 and size <= 16 and not (offset & (size - 1)).any():
-            wide, value = {4: (np.uint8, 0xF), 8: (np.uint16, 0xF0F), 16: (np.uint32, 0xF0F0F0F)}[size]
-            touched.view(wide)[offset // size] = value
-        elif size >= 4 and not ((offset | size) & 3).any():
+            self._touched[key] = np.zeros(self.map.pages_of(buffer) * (PAGE_BYTES // 4), np.uint8)
+        touched, offset = self._touched[key], address - (self.map.buffers[buffer].address & -PAGE_BYTES)
+        low = int(np.bitwise_or.reduce(offset))
+        if size in _WIDE and not low & (size - 1):
+            wide, value, shift = _WIDE[size]
+            touched.view(wide)[offset >> shift] = value
+        elif not (low | size) & 3:
             touched[(offset >> 2)[:, None] + np.arange(size >> 2)] = 0xF
         else:
             at = offset[:, None] + np.arange(size)
@@ -169,13 +175,11 @@ class TrafficCounter:
         touched = self._touched.get((index, buffer, written))
         if touched is None:
             return {}
-        start = self.map.buffers[buffer].address
-        at = np.flatnonzero(touched)
-        counts = np.bitwise_count(touched[at])
-        page = ((start & ~15) + at * 4) // PAGE_BYTES - start // PAGE_BYTES
-        first_page = int((self.map.shift[buffer] + (start // PAGE_BYTES) * PAGE_LINES) // PAGE_LINES)
-        home = self.map.page_home[first_page + np.maximum(page, 0)]
-        return {int(die): int(counts[home == die].sum()) for die in np.unique(home)}
+        by_page = np.bitwise_count(touched.view(np.uint64).reshape(-1, PAGE_BYTES // 32)).sum(axis=1, dtype=np.int64)
+        first = self.map.first_page[buffer]
+        home = self.map.page_home[first : first + len(by_page)].astype(np.int64)
+        found = np.bincount(home - HOST, by_page).astype(np.int64)
+        return {die + HOST: int(n) for die, n in enumerate(found) if n}
 
 
 def _sum(a: Mapping[Any, int], b: Mapping[Any, int]) -> dict[Any, int]:

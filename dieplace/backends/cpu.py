@@ -1,20 +1,29 @@
-"""The host alone: its NUMA nodes as domains. Used only when named; there is no accelerator and no logical device."""
+"""The host alone: its NUMA nodes as domains. Used only when named; there is no accelerator and no logical device.
+
+Memory is bound to a node before its first touch and located by asking the kernel for each page.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dieplace.backends.base import Availability
+from dieplace.backends.availability import Availability
+from dieplace.errors import PlacementError, UsageError
 from dieplace.hostnodes import host_domains
-from dieplace.machine import Domain, Machine
+from dieplace.machine import Device, Domain, Machine
 from dieplace.sysfs import Sysfs
+
+if TYPE_CHECKING:
+    from dieplace.backends.base import Allocation, Location
 
 
 class CpuBackend:
     """Host NUMA nodes read from `/sys/devices/system/node` under `root`."""
 
     name = "cpu"
-    groups = frozenset({"always"})
+    groups = frozenset({"always", "memory"})
 
     def __init__(self, *, root: str | Path = "/", sysfs: Sysfs | None = None) -> None:
         self.sysfs = sysfs if sysfs is not None else Sysfs(root)
@@ -48,3 +57,36 @@ class CpuBackend:
     def stamp(self) -> tuple[str | None, str | None]:
         """(boot id, None): the host has no KFD generation."""
         return (self.sysfs.read_or_none("/proc/sys/kernel/random/boot_id"), None)
+
+    def allocate(
+        self, domain: Domain, nbytes: int, memory_class: str = "host", *, device: Device | None = None
+    ) -> Allocation:
+        """Host memory on one node; UsageError for another memory class, Unsupported where the node cannot be had."""
+        from dieplace.backends.base import Allocation
+        from dieplace.hostmemory import host_buffer
+
+        if memory_class != "host":
+            raise UsageError(f"host memory has no class {memory_class!r}", hint="its class is host")
+        buffer = host_buffer(domain, nbytes, pinned=False)
+        return Allocation(buffer.address, nbytes, domain.id, "host", buffer)
+
+    def free(self, allocation: Allocation) -> None:
+        """Give host memory back; a second time does nothing."""
+        allocation.token.close()
+
+    def locate(self, allocations: Sequence[Allocation]) -> Location:
+        """Bytes per `host/nodeK`, asked of the kernel page by page."""
+        from dieplace.backends.base import Location
+        from dieplace.pages import range_pages
+
+        found: dict[str, int] = {}
+        absent = 0
+        for allocation in allocations:
+            count = range_pages(allocation.address, allocation.nbytes)
+            absent += count.absent_bytes
+            if count.unknown_bytes:
+                raise PlacementError(f"the kernel does not say where {count.unknown_bytes} bytes are")
+            for node, nbytes in count.bytes_by_node.items():
+                found[f"host/node{node}"] = found.get(f"host/node{node}", 0) + nbytes
+        note = f"{absent} bytes have no page yet" if absent else ""
+        return Location(found, "accounted", note)

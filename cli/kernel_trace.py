@@ -9,7 +9,6 @@ import click
 
 from dieplace.cli import render
 from dieplace.cli.table import Column, Table
-from dieplace.errors import UsageError
 
 if TYPE_CHECKING:
     from dieplace.emulator.isa.traffic import Bytes
@@ -33,7 +32,7 @@ def trace(ctx: click.Context, name: str, number: int, device: str, peer: tuple[s
 
     with render.progress(ctx, f"tracing {name}"):
         traced = trace_op(name, case=number, device=device, peer=frozenset(peer), seed=seed)
-    buffers = [_row(b) for b in traced.buffers]
+    buffers = [_row(b, traced.contract_bytes.get(b.name)) for b in traced.buffers]
     roles = [_role_row(role, *moved) for role, moved in traced.by_role().items()]
     payload = {
         "op": name,
@@ -74,12 +73,14 @@ def _columns(first: str) -> list[Column]:
         "written_bytes": "written",
         "written_peer_bytes": "to peer",
     }
-    head = [Column(first, first), *([Column("role", "role")] if first == "buffer" else [])]
+    more = [Column("role", "role"), Column("contract_bytes", "contract", right=True)] if first == "buffer" else []
+    head = [Column(first, first), *more]
     return [*head, *(Column(key, text, right=True) for key, text in names.items()), Column("types", "cached as")]
 
 
-def _row(buffer: Any) -> dict[str, Any]:
-    return {"buffer": buffer.name, "role": buffer.role, **_numbers(buffer.read, buffer.written)}
+def _row(buffer: Any, contract_bytes: int | None) -> dict[str, Any]:
+    moved = _numbers(buffer.read, buffer.written)
+    return {"buffer": buffer.name, "role": buffer.role, "contract_bytes": contract_bytes, **moved}
 
 
 def _role_row(role: str, read: Bytes, written: Bytes) -> dict[str, Any]:
@@ -99,9 +100,3 @@ def _numbers(read: Bytes, written: Bytes) -> dict[str, Any]:
         "read_requested_by_type": dict(read.requested_by_type),
         "read_requested_by_side": dict(read.requested_by_side),
     }
-
-
-def check_name(name: str, known: tuple[str, ...]) -> None:
-    """UsageError for a name that no FlyDSL kernel has."""
-    if name not in known:
-        raise UsageError(f"no FlyDSL kernel is called {name!r}", hint=f"one of {', '.join(known)}")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dieplace.errors import Unsupported, UsageError
 from dieplace.kernels.cases import Case, cases
-from dieplace.kernels.registry import check_call, implementation, offered, op
+from dieplace.kernels.registry import bytes_by_operand, check_call, implementation, offered, op
 from dieplace.machine import Domain
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Traced:
 
     label: str
     kernels: tuple[KernelRecord, ...]
-    contract_bytes: dict[str, int | None]  # role -> distinct bytes read by the contract, None where it does not say
+    contract_bytes: dict[str, int]  # operand -> distinct bytes that the op's contract says are touched
     code_hashes: tuple[str, ...]
 
     @property
@@ -83,14 +83,14 @@ def trace_op(
     hbm = EmulatedHBM(domains)
     operands = place(name, chosen, hbm, domains, device, peer)
     call = check_call(name, operands, chosen.attrs)
-    why = kernel.supports(call.operands, call.attrs)  # type: ignore[attr-defined]
+    why = kernel.supports(call.operands, call.attrs) if hasattr(kernel, "supports") else None
     if why:
         raise Unsupported(f"the FlyDSL kernel of {name!r} does not run case {chosen.label}: {why}")
     roles = {spec.name: spec.role for spec in op(name).operands}
     with Session(device=device, memory=hbm, seed=seed, role_of=roles.get) as session:
         kernel(call.operands, call.attrs)
     kernels = tuple(k for record in session.records for k in record.kernels)
-    return Traced(chosen.label, kernels, {}, tuple(r.code_hash or "" for r in session.records))
+    return Traced(chosen.label, kernels, bytes_by_operand(call), tuple(r.code_hash or "" for r in session.records))
 
 
 def place(

@@ -101,7 +101,7 @@ class Session:
 
     device: Device | LogicalDevice | str = "gpu0/p0"
     memory: EmulatedHBM | None = None
-    role_of: Callable[[str], str | None] | None = None  # launcher parameter -> role, over `roles`
+    role_of: Callable[[str], str | None] | None = None  # launcher parameter -> role, where no block says it
     roles: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
     two_die: bool = True
@@ -162,8 +162,7 @@ def launch_call(arguments: Mapping[str, Any], call: Callable[[], Any]) -> Any:
         result = call()
     device = logical_device(session.device)
     record = LaunchRecord(device.name, session.seed, _code_hash(launches[0].isa) if launches else None)
-    roles = {name: role for name in arguments if session.role_of and (role := session.role_of(name))}
-    buffers = mapped_buffers(arguments, session.memory, {**roles, **session.roles})
+    buffers = mapped_buffers(arguments, session.memory, session.roles, session.role_of)
     pending = _Call(list(launches), device, buffers, session, record)
     session.records.append(record)
     queue = _queue.get()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,15 @@ if TYPE_CHECKING:
 
 
 def mapped_buffers(
-    arguments: Mapping[str, Any], memory: EmulatedHBM | None, roles: Mapping[str, str]
+    arguments: Mapping[str, Any],
+    memory: EmulatedHBM | None,
+    roles: Mapping[str, str],
+    role_of: Callable[[str], str | None] | None = None,
 ) -> list[MappedBuffer]:
-    """One buffer for each tensor and for each raw pointer into emulated HBM, named after its parameter."""
+    """One buffer for each tensor and for each raw pointer into emulated HBM, named after its parameter.
+
+    Its role is what `roles` says, else the role of its block, else what `role_of` says of the parameter.
+    """
     unknown = sorted(set(roles) - set(arguments))
     if unknown:
         raise UsageError(f"roles name {', '.join(unknown)}", hint=f"the launcher takes {', '.join(arguments)}")
@@ -26,7 +32,8 @@ def mapped_buffers(
         if extent is None:
             continue
         block = memory.block_at(extent[0]) if memory is not None else None
-        role = roles.get(name) or (block.role if block else "activation")
+        by_name = role_of(name) if role_of else None
+        role = roles.get(name) or (block.role if block else by_name) or "activation"
         found.append(MappedBuffer(name, *extent, role, block.memory_class if block else "host"))
     return found
 
@@ -49,15 +56,17 @@ def _extent(value: Any, memory: EmulatedHBM | None) -> tuple[int, int] | None:
 
 
 def merged(buffers: Sequence[MappedBuffer]) -> list[MappedBuffer]:
-    """Distinct, non-overlapping buffers in address order; views of one storage become one buffer with both names."""
+    """Distinct, non-overlapping buffers in address order.
+
+    A view inside another buffer is that buffer; views that overlap in part become one with both names.
+    """
     out: list[MappedBuffer] = []
     for buffer in sorted(buffers, key=lambda b: (b.address, -b.nbytes)):
         last = out[-1] if out else None
         if last is None or buffer.address >= last.address + last.nbytes:
             out.append(buffer)
             continue
-        names = last.name if buffer.name in last.name.split("+") else f"{last.name}+{buffer.name}"
-        end = max(last.address + last.nbytes, buffer.address + buffer.nbytes)
-        role = last.role if last.role != "activation" else buffer.role
-        out[-1] = replace(last, name=names, nbytes=end - last.address, role=role)
+        end = buffer.address + buffer.nbytes
+        if end > last.address + last.nbytes:
+            out[-1] = replace(last, name=f"{last.name}+{buffer.name}", nbytes=end - last.address)
     return out

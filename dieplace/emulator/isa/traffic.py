@@ -110,17 +110,20 @@ class TrafficCounter:
         if (index, written) not in self._requested:
             self._requested[index, written] = np.zeros(len(self.map.buffers) * 12, np.int64)
         requested, dies = self._requested[index, written], self._dies[index]
-        alone = isinstance(place.buffer, int)
-        if alone and self._one_home[place.buffer] and len(dies) == 1:
-            requested[self._cell(place.buffer, dies[0])] += len(r.address) * r.size
+        alone = place.buffer if isinstance(place.buffer, int) else None
+        if alone is not None and self._one_home[alone] and len(dies) == 1:
+            requested[self._cell(alone, dies[0])] += len(r.address) * r.size
         else:
             page, die = a.lines // PAGE_LINES, a.xcd // self._xcds_per_die
             home, kind = self.map.page_home[page], self.map.page_type[die, page]
             side = np.where(home == HOST, 2, home != die)
             key = (self.map.buffer_of_page[page] * 3 + side) * 4 + kind
             requested += np.bincount(key, a.counts * r.size, len(requested)).astype(np.int64)
-        for b in [place.buffer] if alone else np.unique(place.buffer).tolist():
-            self._touch(index, b, written, r.address if alone else r.address[place.buffer == b], r.size)
+        if alone is not None:
+            self._touch(index, alone, written, r.address, r.size)
+            return
+        for b in np.unique(place.buffer).tolist():
+            self._touch(index, b, written, r.address[place.buffer == b], r.size)
 
     def _cell(self, buffer: int, die: int) -> int:
         """Where bytes of a buffer that has one home are counted, for XCDs of one die."""

@@ -25,6 +25,7 @@ from dieplace.kernels.load import Weights
 from dieplace.kernels.models.config import ModelConfig
 from dieplace.kernels.models.rope import tables
 from dieplace.kernels.placement import Placement
+from dieplace.kernels.reference_linear import first_largest
 from dieplace.workload import Handoff, Workload
 
 RELEASED: Mapping[str, str] = {"qkv": "bf16", "o_proj": "bf16", "mlp": "bf16", "head": "bf16"}
@@ -134,8 +135,10 @@ class DecodeModel:
         touched = tuple(self._touched(checked, name, n) for name, n in registry.bytes_by_operand(checked).items())
         with self.placement.on(shard) as session:
             ran = registry.run_call(checked, backend=self.settings.backend, strict=self.settings.strict)
-        kernels = tuple(k for record in getattr(session, "records", ()) for k in record.kernels)
-        self.ledger.calls.append(Executed(stage, layer, shard, op, ran, touched, kernels))
+        records = getattr(session, "records", ())
+        kernels = tuple(k for record in records for k in record.kernels)
+        hashes = tuple(record.code_hash for record in records if record.code_hash)
+        self.ledger.calls.append(Executed(stage, layer, shard, op, ran, touched, kernels, hashes))
 
     def scratch(
         self, shard: int, name: str, shape: Sequence[int], dtype: torch.dtype, role: str = "activation"
@@ -199,18 +202,29 @@ class DecodeModel:
         logits, best = [], []
         for shard in range(self.shards):
             x = self.norm("head", None, shard, "norm", hidden[shard], residual[shard])[0]
-            operands = {
-                "x": x,
-                "weight": self.weights.get(shard, "head"),
+            out = {
                 "logits": self.scratch(shard, "logits", (count, rows), torch.float32),
                 "value": self.scratch(shard, "value", (count,), torch.float32),
                 "token": self.scratch(shard, "token", (count,), torch.int32),
             }
-            self.call("head", None, shard, "head_argmax", operands, {"vocab": rows, "offset": shard * rows})
-            logits.append(operands["logits"])
-            best.append(list(zip(operands["value"].tolist(), operands["token"].tolist(), strict=True)))
+            self._rank(shard, x, rows, out)
+            logits.append(out["logits"])
+            best.append(list(zip(out["value"].tolist(), out["token"].tolist(), strict=True)))
         chosen = tuple(max(options, key=lambda pair: (pair[0], -pair[1]))[1] for options in zip(*best, strict=True))
         return torch.cat(logits, dim=1), chosen
+
+    def _rank(self, shard: int, x: Tensor, rows: int, out: dict[str, Tensor]) -> None:
+        """Logits of a shard's rows and the best of them; an MXFP4 head is ranked by torch after its product."""
+        weight = self.weights.get(shard, "head")
+        if weight is not None:
+            operands = {"x": x, "weight": weight, **out}
+            self.call("head", None, shard, "head_argmax", operands, {"vocab": rows, "offset": shard * rows})
+            return
+        parts = {part: self.weights.get(shard, f"head.{part}") for part in ("blocks", "scales")}
+        self.call("head", None, shard, "gemv_mxfp4", {"x": x, **parts, "bias": None, "out": out["logits"]})
+        value, token = first_largest(out["logits"].nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf))
+        out["value"].copy_(value)
+        out["token"].copy_(token + shard * rows)
 
     def norm(
         self, stage: str, layer: int | None, shard: int, weight: str, x: Tensor, residual: Tensor | None

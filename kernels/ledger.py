@@ -35,6 +35,7 @@ class Executed:
     backend: str
     operands: tuple[Touched, ...]
     kernels: tuple[Any, ...] = ()  # emulator.execution.KernelRecord of every launch, where launches are counted
+    code_hashes: tuple[str, ...] = ()
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dieplace.cli import render
+from dieplace.cli.bench_tables import one_decimal, tables
 from dieplace.cli.options import BACKENDS, settings
 from dieplace.cli.table import Column, Table
 from dieplace.errors import UsageError
@@ -139,9 +140,9 @@ def compare(ctx: click.Context, base: str, run: str, allow: tuple[str, ...], fai
         differing = [f"{d['key']}: {d['base']} -> {d['run']}" for d in found.differing]
         columns = [
             Column("arm", "arm"),
-            Column("base_us", "BASE us", right=True, show=_one_decimal),
-            Column("run_us", "RUN us", right=True, show=_one_decimal),
-            Column("change_percent", "change %", right=True, show=_one_decimal),
+            Column("base_us", "BASE us", right=True, show=one_decimal),
+            Column("run_us", "RUN us", right=True, show=one_decimal),
+            Column("change_percent", "change %", right=True, show=one_decimal),
             Column("verdict", "verdict"),
         ]
         head = ["conditions that differ, by your leave:", *(f"  {line}" for line in differing)] if differing else []
@@ -207,7 +208,7 @@ def _new_folder(name: str, out: str | None) -> Path:
 def _show(ctx: click.Context, schema: str, runs: Sequence[Run], files: dict[str, Any], *, whole: bool = False) -> None:
     from dieplace.experiments import published, summary
 
-    why = published.why_not(runs[0].workload)
+    why = published.why_not(runs[0])
     figures = [] if why else [row.to_json() for row in published.rows(runs)]
     payload: dict[str, Any] = {
         **files,
@@ -227,111 +228,4 @@ def _show(ctx: click.Context, schema: str, runs: Sequence[Run], files: dict[str,
     lines = [f"runs: {', '.join(files['runs'])}"]
     if "report" in files:
         lines.append(f"report: {files['report']}")
-    render.answer(ctx, schema, payload, source=runs[0].source, table=lambda: [*_tables(runs, payload, why), "", *lines])
-
-
-def _tables(runs: Sequence[Run], payload: dict[str, Any], why: str | None) -> list[Table | str]:
-    from dieplace.experiments import summary
-
-    word = payload["origin"]
-    first = runs[0].workload
-    what = f"{first['name']}, {first['context_tokens']:,} tokens of context"
-    parts: list[Table | str] = [_arm_table(payload["arms"], f"Time per token, {word}: {what}"), ""]
-    parts += [*payload["verdicts"], ""]
-    stage_columns = [Column("stage", "stage"), Column("repeats", "times", right=True)]
-    for run, point in summary.points(runs):
-        header = f"{run.block} {point.arm}" if len(run.points) > 1 else run.block
-        stage_columns.append(Column(summary.column_key(run, point), header, right=True, show=_one_decimal))
-    parts += [_stage_table(stage_columns, payload["stages"], word), ""]
-    parts += [_residency_table(payload["residency"], runs[0].source), ""]
-    if why:
-        parts += [f"no published figures: {why}", ""]
-    else:
-        parts += [_published_table(payload["published"], word), ""]
-    return [*parts, *(f"note: {note}" for note in payload["notes"])]
-
-
-def _arm_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    return Table(
-        [
-            Column("run", "run"),
-            Column("arm", "arm"),
-            Column("token_us", "token us", right=True, show=_one_decimal),
-            Column("token_us_low", "low", right=True, show=_one_decimal),
-            Column("token_us_high", "high", right=True, show=_one_decimal),
-            Column("penalty_percent", "slower %", right=True, show=_one_decimal),
-            Column("penalty_percent_low", "low", right=True, show=_one_decimal),
-            Column("penalty_percent_high", "high", right=True, show=_one_decimal),
-        ],
-        rows,
-        title=title,
-        notes=["  low, high: range over parameter sets; slower: than all-local memory, same set"],
-    )
-
-
-def _stage_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], word: str) -> Table:
-    return Table(columns, rows, title=f"Microseconds a token by stage, {word}")
-
-
-def _residency_table(rows: Sequence[dict[str, Any]], source: str) -> Table:
-    return Table(
-        [
-            Column("run", "run"),
-            Column("arm", "arm"),
-            Column("role", "role"),
-            Column("device", "used by"),
-            Column("die0_bytes", "on die 0, MB", right=True, show=_megabytes),
-            Column("die1_bytes", "on die 1, MB", right=True, show=_megabytes),
-        ],
-        rows,
-        title=f"Bytes by role and die, audited ({source})",
-    )
-
-
-def _published_table(figures: Sequence[dict[str, Any]], word: str) -> Table:
-    rows = []
-    whys: dict[str, int] = {}
-    for figure in figures:
-        modelled = figure["modelled"] or {}
-        number = whys.setdefault(figure["reason"], len(whys) + 1)
-        rows.append(
-            {
-                "claim": figure["claim"],
-                "published": figure["published"],
-                "value": modelled.get("value"),
-                "low": modelled.get("low"),
-                "high": modelled.get("high"),
-                "residual": figure["residual"],
-                "why": number,
-            }
-        )
-    return Table(
-        [
-            Column("claim", "published figure"),
-            Column("published", "published"),
-            Column("value", word, right=True, show=_three_digits),
-            Column("low", "low", right=True, show=_three_digits),
-            Column("high", "high", right=True, show=_three_digits),
-            Column("residual", "residual", right=True, show=_signed),
-            Column("why", "why", right=True),
-        ],
-        rows,
-        title=f"Published figures beside {word} ones, in the published unit",
-        notes=[f"  {number}: {text}" for text, number in whys.items()],
-    )
-
-
-def _one_decimal(value: float) -> str:
-    return f"{value:,.1f}"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}"
-
-
-def _megabytes(value: float) -> str:
-    return f"{value / 1e6:,.1f}"
+    render.answer(ctx, schema, payload, source=runs[0].source, table=lambda: [*tables(runs, payload, why), "", *lines])

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dieplace.clock import Placement, over_sets
+from dieplace.experiments.modelled import as_quantity
 from dieplace.experiments.registry import Options
-from dieplace.experiments.weight_swap import as_quantity
 from dieplace.kernels.models import model_shape
 from dieplace.kernels.step import stages
 from dieplace.run import Quantity, Run
@@ -60,8 +60,11 @@ class Row:
         return body
 
 
-def why_not(workload: Mapping[str, Any]) -> str | None:
-    """None where the published figures speak of this workload; else the sentence that stands in the table's place."""
+def why_not(run: Run) -> str | None:
+    """None where the published figures speak of this run; else the sentence that stands in the table's place."""
+    if run.experiment != "weight-swap":
+        return f"they are put beside weight-swap runs, and this is {run.experiment}"
+    workload = run.workload
     asked = (workload["model"], workload["precision"], workload["context_tokens"])
     if asked == (MODEL, PRECISION, CONTEXT):
         return None

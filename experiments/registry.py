@@ -48,12 +48,24 @@ class Experiment:
 
 
 # One module an experiment, imported when it is asked for: listing names costs nothing.
-_MODULES = {"weight-swap": "dieplace.experiments.weight_swap"}
+_MODULES = {
+    "weight-swap": "dieplace.experiments.weight_swap",
+    "placement": "dieplace.experiments.placement",
+    "context": "dieplace.experiments.context",
+    "verify": "dieplace.experiments.verify",
+    "cache-type": "dieplace.experiments.cache_type",
+}
 
 
 def experiment_names() -> tuple[str, ...]:
     """The experiments there are."""
     return tuple(_MODULES)
+
+
+def refuse_arms(experiment: str, options: Options) -> None:
+    """UsageError where arms were named for an experiment whose arms are fixed."""
+    if options.arms:
+        raise UsageError(f"{experiment} has fixed arms, it does not take --arms", hint="leave --arms out")
 
 
 def get(name: str) -> Experiment:

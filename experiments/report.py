@@ -7,15 +7,22 @@ written as an escape, so that no name in it can end or open an element. Modelled
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from dieplace.errors import UsageError
-from dieplace.experiments import charts, summary
-from dieplace.experiments.published import Row, rows, why_not
-from dieplace.run import Point, Run
+from dieplace.experiments import summary
+from dieplace.experiments.markup import head_row, row_of_cells
+from dieplace.experiments.report_sections import (
+    card_section,
+    cause_section,
+    published_section,
+    stage_section,
+    token_section,
+)
+from dieplace.run import Run
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -37,15 +44,6 @@ svg { max-width: 100%; height: auto; display: block; margin: 6px 0; }
 details { margin: 10px 0; } summary { cursor: pointer; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 12px; background: #f4f6fa; padding: 10px; }
 """
-_WORDS = {
-    "stream_us": "stream",
-    "handoff_us": "hand-off",
-    "distance_us": "distance",
-    "link_us": "link",
-    "cache_type_us": "cache type",
-    "wait_us": "wait",
-}
-_ROLE_WORDS = {"weights": "weights", "kv_cache": "KV cache", "sync_flag": "sync flags"}
 
 
 def write(runs: Sequence[Run], path: str | Path) -> Path:
@@ -73,11 +71,11 @@ def page(runs: Sequence[Run]) -> str:
         f'<p class="quiet">{escape(first.created)} · {escape(first.source)} node · {_blocks(runs)}</p>',
         _banner(runs, word),
         *(f'<p class="said">{escape(line)}</p>' for line in summary.verdicts(runs)),
-        _token_section(runs, word),
-        _cause_section(runs, word),
-        _stage_section(runs, word),
-        _card_section(runs, word),
-        _published_section(runs, word),
+        token_section(runs, word),
+        cause_section(runs, word),
+        stage_section(runs, word),
+        card_section(runs, word),
+        published_section(runs, word),
         _parameter_section(runs),
         _condition_section(runs),
         _embedded(runs),
@@ -98,8 +96,6 @@ def check_together(runs: Sequence[Run]) -> None:
     names = sorted({f"{run.workload['name']} at {run.workload['context_tokens']}" for run in runs})
     if len(names) > 1:
         raise UsageError(f"one report cannot hold different workloads: {'; '.join(names)}")
-    if runs[0].experiment != "weight-swap":
-        raise UsageError(f"there is no report for {runs[0].experiment} runs", hint="weight-swap runs have one")
 
 
 def embedded_json(value: Any) -> str:
@@ -119,145 +115,12 @@ def _banner(runs: Sequence[Run], word: str) -> str:
     return f'<div class="banner"><b>{head}</b><ul>{items}</ul></div>'
 
 
-def _name(run: Run, point: Point) -> str:
-    return f"{run.block} {point.arm}"
-
-
-def _token_section(runs: Sequence[Run], word: str) -> str:
-    found = []
-    for run, point in summary.points(runs):
-        token = point.quantities["token_us"]
-        if token.value is not None:
-            marks = tuple(sorted(token.by_set.items()))
-            text = f"{token.value:.0f} us, {point.quantities['penalty'].value or 0:+.1%}"
-            found.append(charts.Bar(_name(run, point), token.value, token.low, token.high, marks, text))
-    chart = charts.bars(found, unit="us", describe=f"{word} time per token of each arm")
-    table = _table(
-        (
-            ("run", "run", None),
-            ("arm", "arm", None),
-            ("token_us", "token us", "{:.1f}"),
-            ("token_us_low", "low", "{:.1f}"),
-            ("token_us_high", "high", "{:.1f}"),
-            ("penalty_percent", "slower by %", "{:.1f}"),
-            ("penalty_percent_low", "low", "{:.1f}"),
-            ("penalty_percent_high", "high", "{:.1f}"),
-            ("penalty_unfitted_percent", "unfitted set C %", "{:.1f}"),
-        ),
-        summary.arm_rows(runs),
-    )
-    why = "Letters mark each parameter set, the whisker is their range. Slower by: against all-local memory, same set."
-    return f"<h2>Time per token, {word}</h2>{chart}<p class=quiet>{why}</p>{table}"
-
-
-def _cause_section(runs: Sequence[Run], word: str) -> str:
-    found = []
-    for run, point in summary.points(runs):
-        parts = tuple((_WORDS[term], _value(point, term)) for term in summary.TERMS)
-        if sum(v for _, v in parts):
-            found.append(charts.Stack(_name(run, point), parts, f"+{sum(v for _, v in parts):.1f} us"))
-    if not found:
-        return ""
-    chart = charts.stacks(found, unit="us", describe=f"{word} time that each placement adds to a token, by cause")
-    what = (
-        "Distance: far loads and hand-offs. Link: bandwidth between the dies. Cache type: memory of the peer is mapped"
-        " NC. Wait: release words. Set A."
-    )
-    return f"<h2>What the placement adds to a token, by cause, {word}</h2>{chart}<p class=quiet>{what}</p>"
-
-
-def _stage_section(runs: Sequence[Run], word: str) -> str:
-    columns = [("stage", "stage", None), ("repeats", "times", "{:d}")]
-    for run, point in summary.points(runs):
-        columns.append((summary.column_key(run, point), f"{_name(run, point)}, us", "{:.1f}"))
-    drawn = []
-    for run, point in summary.points(runs):
-        parts = _stage_parts(point)
-        drawn.append(charts.Stack(_name(run, point), parts, f"{sum(v for _, v in parts):.0f} us"))
-    chart = charts.stacks(drawn, unit="us", describe=f"{word} time of a token by what it is spent on")
-    table = _table(columns, summary.stage_rows(runs))
-    return (
-        f"<h2>Where a token's time goes, {word}</h2>{chart}<h3>Microseconds a token by stage, {word}, set A</h3>{table}"
-    )
-
-
-def _stage_parts(point: Point) -> tuple[tuple[str, float], ...]:
-    keys = ("stream_us", "handoff_us", *summary.TERMS)
-    return tuple((_WORDS[key], sum(s[key] * s["repeats"] for s in point.stages)) for key in keys)
-
-
-def _card_section(runs: Sequence[Run], word: str) -> str:
-    parts = [f"<h2>Bytes by role and die, from the audit ({escape(runs[0].source)})</h2>"]
-    for run, point in summary.points(runs):
-        rows_here = [r for r in summary.residency_rows([run]) if r["arm"] == point.arm]
-        if not rows_here:
-            continue
-        dies = [
-            [
-                charts.Held(_ROLE_WORDS[r["role"]], r["device"], _bytes(r[f"die{die}_bytes"]))
-                for r in rows_here
-                if r[f"die{die}_bytes"]
-            ]
-            for die in (0, 1)
-        ]
-        crossing = sum(summary.crossing_bytes_per_token(run, point).values())
-        evidence = (point.residency_before or {}).get("evidence")
-        text = f"{_bytes(crossing)} a token\ncross the link, {word}\nfrom shapes and audit"
-        parts.append(f"<h3>{escape(_name(run, point))}: evidence {escape(str(evidence))}</h3>")
-        parts.append(
-            charts.card(dies, readers=_readers(run), crossing=text, describe=f"bytes on each die, {point.arm}")
-        )
-    return "".join(parts)
-
-
-def _readers(run: Run) -> list[str]:
-    found = []
-    for die in (0, 1):
-        ids = [d["id"] for d in run.machine["devices"] if die in d["dies"]]
-        found.append(f"computes: {', '.join(ids)}")
-    return found
-
-
-def _published_section(runs: Sequence[Run], word: str) -> str:
-    why = why_not(runs[0].workload)
-    head = f"<h2>Published figures beside {word} ones</h2>"
-    if why is not None:
-        return f"{head}<p>{escape(why)}.</p>"
-    found = rows(runs)
-    dots = [
-        charts.Compared(row.claim, (row.low, row.high), m.value, m.low, m.high)
-        for row in found
-        if row.unit == "%" and row.low is not None and row.high is not None and row.low <= 50
-        for m in [row.modelled]
-        if m is not None and m.value is not None and m.low is not None and m.high is not None
-    ]
-    chart = charts.compared(dots, unit="%", describe="published and modelled percentages") if dots else ""
-    return head + chart + _published_table(found)
-
-
-def _published_table(found: Sequence[Row]) -> str:
-    body = []
-    for row in found:
-        modelled = row.modelled
-        value = low_high = "-"
-        if modelled is not None and modelled.value is not None:
-            value = f"{modelled.value:.3g}"
-            if modelled.low is not None and modelled.high is not None and modelled.low != modelled.high:
-                low_high = f"{modelled.low:.3g} to {modelled.high:.3g}"
-        residual = "-" if row.residual is None else f"{row.residual:+.2f}"
-        cells = (row.claim, row.published, row.unit, value, low_high, residual, row.reason)
-        kinds = ("f", "", "k", "n", "n", "n", "w")
-        body.append(_cells(cells, kinds))
-    head = ("figure", "published", "unit", "modelled", "range", "residual", "why")
-    return f"<table>{_head(head, numeric=('modelled', 'range', 'residual'))}{''.join(body)}</table>"
-
-
 def _parameter_section(runs: Sequence[Run]) -> str:
     sets = runs[0].facts.get("parameter_sets", [])
     if not sets:
         return ""
     body = "".join(
-        _cells(
+        row_of_cells(
             (
                 s["name"],
                 s["label"],
@@ -273,7 +136,7 @@ def _parameter_section(runs: Sequence[Run]) -> str:
         for s in sets
     )
     head = ("set", "label", "hand-off us", "far steps", "local gain", "link TB/s", "wait us", "fitted to")
-    return f"<h2>Parameter sets of the model</h2><table>{_head(head, numeric=head[2:7])}{body}</table>"
+    return f"<h2>Parameter sets of the model</h2><table>{head_row(head, numeric=head[2:7])}{body}</table>"
 
 
 def _condition_section(runs: Sequence[Run]) -> str:
@@ -281,7 +144,7 @@ def _condition_section(runs: Sequence[Run]) -> str:
     body = []
     for key in keys:
         values = list(dict.fromkeys(_condition(run.conditions, key) for run in runs))
-        body.append(_cells((key, "; ".join(values)), ("", "")))
+        body.append(row_of_cells((key, "; ".join(values)), ("", "")))
     return (
         f"<h2>Conditions</h2><details><summary>{len(keys)} recorded</summary><table>{''.join(body)}</table></details>"
     )
@@ -301,44 +164,3 @@ def _embedded(runs: Sequence[Run]) -> str:
         " JSON (element <code>dieplace-runs</code>).</p>"
         f'<script type="application/json" id="dieplace-runs">{data}</script>'
     )
-
-
-def _table(columns: Sequence[tuple[str, str, str | None]], found: Iterable[Mapping[str, Any]]) -> str:
-    head = "".join(f"<th{_numeric(f)}>{escape(header)}</th>" for _, header, f in columns)
-    body = "".join(
-        _cells([_show(row.get(key), f) for key, _, f in columns], ["n" if f else "" for _, _, f in columns])
-        for row in found
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def _head(headers: Sequence[str], *, numeric: Sequence[str]) -> str:
-    cells = (f"<th{' class=n' if header in numeric else ''}>{escape(header)}</th>" for header in headers)
-    return f"<tr>{''.join(cells)}</tr>"
-
-
-def _numeric(form: str | None) -> str:
-    return " class=n" if form else ""
-
-
-def _show(value: Any, form: str | None) -> str:
-    if value is None:
-        return "-"
-    return form.format(value) if form else str(value)
-
-
-def _cells(cells: Sequence[Any], kinds: Sequence[str]) -> str:
-    shown = (
-        f"<td{f' class={kind}' if kind else ''}>{escape(str(cell))}</td>"
-        for cell, kind in zip(cells, kinds, strict=True)
-    )
-    return f"<tr>{''.join(shown)}</tr>"
-
-
-def _value(point: Point, name: str) -> float:
-    return point.quantities[name].value or 0.0
-
-
-def _bytes(nbytes: float) -> str:
-    scale: Sequence[tuple[float, str]] = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-    return next((f"{nbytes / unit:.2f} {word}" for unit, word in scale if nbytes >= unit), f"{nbytes:.0f} B")

@@ -101,8 +101,14 @@ def residency_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def crossing_bytes_per_token(run: Run, point: Point) -> dict[str, float]:
-    """Bytes that one token reads or writes across the link, by role: audited shares times the step's bytes."""
+def step_word(runs: Sequence[Run]) -> str:
+    """What one time is of: a token, or a round of several."""
+    return "round" if runs[0].experiment == "verify" else "token"
+
+
+def crossing_bytes(run: Run, point: Point) -> dict[str, float]:
+    """Bytes that one step reads or writes across the link, by role: audited shares times the step's bytes."""
+    per_step = point.factors.get("bytes_per_token_by_role") or run.workload["bytes_per_token_by_role"]
     dies_of = {device["id"]: device["dies"] for device in run.machine["devices"]}
     by_role = (point.residency_before or {}).get("bytes_by_role_device_die", {})
     found = {}
@@ -113,16 +119,16 @@ def crossing_bytes_per_token(run: Run, point: Point) -> dict[str, float]:
             for die, nbytes in dies.items():
                 total += nbytes
                 far += nbytes * sum(reader != int(die) for reader in readers) / len(readers)
-        found[role] = run.workload["bytes_per_token_by_role"].get(role, 0) * (far / total if total else 0.0)
+        found[role] = per_step.get(role, 0) * (far / total if total else 0.0)
     return found
 
 
 def verdicts(runs: Sequence[Run]) -> list[str]:
-    """One sentence an arm that differs from `local` in a mode with local memory, and one a mode without."""
+    """One sentence for each arm that is slower than all-local memory in any parameter set."""
     said = []
     for run, point in points(runs):
         penalty = point.quantities["penalty"]
-        if point.arm == "local" and run.facts.get("local_guaranteed"):
+        if penalty.value == 0 and penalty.high == 0:
             continue
         what = run.block if point.arm == "local" else f"{run.block} {point.arm}"
         said.append(f"{run.origin}: {what} is slower than all-local memory by {percent(penalty)}")

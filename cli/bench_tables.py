@@ -1,0 +1,136 @@
+"""The tables of bench run and bench show: rows come from `experiments/summary.py`, this lays them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dieplace.cli.table import Column, Table
+
+if TYPE_CHECKING:
+    from dieplace.run import Run
+
+MOST_ARMS_ACROSS = 4  # a column each fits 80 characters; more are in the report
+
+
+def tables(runs: Sequence[Run], payload: dict[str, Any], why: str | None) -> list[Table | str]:
+    """All tables and sentences of a set of runs; `why` stands where no published figures belong beside them."""
+    from dieplace.experiments import summary
+
+    word = payload["origin"]
+    first = runs[0].workload
+    what = f"{first['name']}, {first['context_tokens']:,} tokens of context"
+    step = summary.step_word(runs)
+    few = len(payload["arms"]) <= MOST_ARMS_ACROSS
+    parts: list[Table | str] = [_arm_table(payload["arms"], step, f"Time per {step}, {word}: {what}"), ""]
+    parts += [*payload["verdicts"], ""]
+    parts += [_term_table(payload["terms"], f"What the placement adds to a {step} by cause, {word}, us"), ""]
+    if few:
+        parts += [Table(_stage_columns(runs), payload["stages"], title=f"Microseconds a {step} by stage, {word}"), ""]
+        parts += [_residency_table(payload["residency"], runs[0].source), ""]
+    else:
+        parts += ["stages and bytes by die: in the report, or with --json", ""]
+    if why:
+        parts += [f"no published figures here: {why}", ""]
+    else:
+        parts += [_published_table(payload["published"], word), ""]
+    return [*parts, *(f"note: {note}" for note in payload["notes"])]
+
+
+def _term_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    numbers = [("distance_us", "distance"), ("link_us", "link"), ("cache_type_us", "cache type"), ("wait_us", "wait")]
+    columns = [Column(key, header, right=True, show=one_decimal) for key, header in numbers]
+    return Table([Column("run", "run"), Column("arm", "arm"), *columns], rows, title=title)
+
+
+def _arm_table(rows: Sequence[dict[str, Any]], step: str, title: str) -> Table:
+    return Table(
+        [
+            Column("run", "run"),
+            Column("arm", "arm"),
+            Column("token_us", f"{step} us", right=True, show=one_decimal),
+            Column("token_us_low", "low", right=True, show=one_decimal),
+            Column("token_us_high", "high", right=True, show=one_decimal),
+            Column("penalty_percent", "slower %", right=True, show=one_decimal),
+            Column("penalty_percent_low", "low", right=True, show=one_decimal),
+            Column("penalty_percent_high", "high", right=True, show=one_decimal),
+        ],
+        rows,
+        title=title,
+        notes=["  low, high: range over parameter sets; slower: than all-local memory, same set"],
+    )
+
+
+def _stage_columns(runs: Sequence[Run]) -> list[Column]:
+    from dieplace.experiments import summary
+
+    columns = [Column("stage", "stage"), Column("repeats", "times", right=True)]
+    for run, point in summary.points(runs):
+        header = f"{run.block} {point.arm}" if len(run.points) > 1 else run.block
+        columns.append(Column(summary.column_key(run, point), header, right=True, show=one_decimal))
+    return columns
+
+
+def _residency_table(rows: Sequence[dict[str, Any]], source: str) -> Table:
+    return Table(
+        [
+            Column("run", "run"),
+            Column("arm", "arm"),
+            Column("role", "role"),
+            Column("device", "used by"),
+            Column("die0_bytes", "on die 0, MB", right=True, show=_megabytes),
+            Column("die1_bytes", "on die 1, MB", right=True, show=_megabytes),
+        ],
+        rows,
+        title=f"Bytes by role and die, audited ({source})",
+    )
+
+
+def _published_table(figures: Sequence[dict[str, Any]], word: str) -> Table:
+    rows = []
+    whys: dict[str, int] = {}
+    for figure in figures:
+        modelled = figure["modelled"] or {}
+        number = whys.setdefault(figure["reason"], len(whys) + 1)
+        rows.append(
+            {
+                "claim": figure["claim"],
+                "published": figure["published"],
+                "value": modelled.get("value"),
+                "low": modelled.get("low"),
+                "high": modelled.get("high"),
+                "residual": figure["residual"],
+                "why": number,
+            }
+        )
+    return Table(
+        [
+            Column("claim", "published figure"),
+            Column("published", "published"),
+            Column("value", word, right=True, show=_three_digits),
+            Column("low", "low", right=True, show=_three_digits),
+            Column("high", "high", right=True, show=_three_digits),
+            Column("residual", "residual", right=True, show=_signed),
+            Column("why", "why", right=True),
+        ],
+        rows,
+        title=f"Published figures beside {word} ones, in the published unit",
+        notes=[f"  {number}: {text}" for text, number in whys.items()],
+    )
+
+
+def one_decimal(value: float) -> str:
+    """A number with one decimal."""
+    return f"{value:,.1f}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}"
+
+
+def _megabytes(value: float) -> str:
+    return f"{value / 1e6:,.1f}"

@@ -1,0 +1,95 @@
+"""The other modelled experiments on private nodes: what is moved, what the three terms say, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from dieplace.clock import arm, parameter_set, time_token
+from dieplace.errors import Unsupported, UsageError
+from dieplace.experiments import registry, report
+from dieplace.experiments.registry import Options
+from dieplace.kernels.step import stages
+from dieplace.run import Run
+
+SMALL = Options(model="qwen3-0.6b", precision="mxfp4")
+
+
+def run(name: str, options: Options = SMALL) -> list[Run]:
+    steps: list[str] = []
+    experiment = registry.get(name)
+    runs = list(experiment.run("emulated", options, steps.append))
+    assert len(steps) == experiment.steps  # what the progress bar promises
+    assert [r.block for r in runs] == list(experiment.blocks)
+    for one in runs:
+        assert one.origin == "modelled" and Run.from_json(one.to_json()) == one
+    return runs
+
+
+def dies(found: Run, name: str, role: str) -> tuple[int, int]:
+    residency = found.point(name).residency_before
+    assert residency is not None
+    by_die = residency["bytes_by_role_device_die"][role]["gpu0/p0"]
+    return by_die.get("0", 0), by_die.get("1", 0)
+
+
+def test_placement_is_the_full_factorial() -> None:
+    (found,) = run("placement")
+    assert len({p.arm for p in found.points}) == 8 and found.points[0].arm == "local"
+    for point in found.points:
+        moved = set(point.factors["roles_moved"])
+        for role in ("weights", "kv_cache", "sync_flag"):
+            near, far = dies(found, point.arm, role)
+            assert (near == 0) == (role in moved) and (far == 0) == (role not in moved)
+    token = {p.arm: p.quantities["token_us"].value or 0.0 for p in found.points}
+    # stages are serial in the model, so each role's cost adds up exactly
+    parts = sum(token[f"{what} far"] - token["local"] for what in ("weights", "kv", "flags"))
+    assert token["weights+kv+flags far"] - token["local"] == pytest.approx(parts, rel=1e-9)
+    assert "What the placement adds" in report.page([found])
+
+
+def test_context_grows_the_cache_and_its_penalty() -> None:
+    (found,) = run("context")
+    sizes = [dies(found, f"{k}K local", "kv_cache")[0] for k in (1, 8, 32)]
+    assert [size // sizes[0] for size in sizes] == [1, 8, 32]  # no window layers in this model
+    kv = [found.point(f"{k}K kv far").quantities["penalty"].value or 0.0 for k in (1, 8, 32)]
+    weights = [found.point(f"{k}K swapped").quantities["penalty"].value or 0.0 for k in (1, 8, 32)]
+    assert kv == sorted(kv) and weights == sorted(weights, reverse=True)
+
+
+@pytest.mark.slow
+def test_verify_reads_the_union_of_experts_once() -> None:
+    local, spx = run("verify", Options())
+    read = [
+        local.point(f"{n} token{'s' * (n > 1)} local").factors["bytes_per_token_by_role"]["weights"] for n in (1, 2, 4)
+    ]
+    # independent uniform routing over 128 experts, 4 each: 4, 7.875 and 15.27 of 13,219,200 B in 36 layers
+    assert (read[1] - read[0]) / (36 * 13_219_200) == pytest.approx(3.875, abs=1e-6)
+    assert (read[2] - read[0]) / (36 * 13_219_200) == pytest.approx(128 * (1 - (31 / 32) ** 4) - 4, abs=1e-4)
+    assert [p.arm for p in spx.points] == ["1 token local", "2 tokens local", "4 tokens local", "8 tokens local"]
+    gains = [p.quantities["penalty"].value or 0.0 for p in spx.points]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_cache_type_separates_type_from_distance() -> None:
+    (found,) = run("cache-type", Options())
+    nc = found.point("local-nc")
+    assert dies(found, "local-nc", "weights")[1] == 0  # nothing was moved
+    assert nc.quantities["distance_us"].value == nc.quantities["link_us"].value == 0.0
+    assert nc.quantities["token_us"].by_set == {
+        name: time_token(stages("gpt-oss-120b", precision="mxfp4"), arm("local-nc"), parameter_set(name)).token_us
+        for name in ("A", "B", "C")
+    }
+
+
+@pytest.mark.parametrize("name", [n for n in registry.experiment_names() if n != "weight-swap"])
+def test_refusals(name: str) -> None:
+    experiment = registry.get(name)
+    assert experiment.summary and experiment.factors
+    with pytest.raises(UsageError, match="fixed arms"):
+        next(experiment.run("emulated", Options(arms=("local",)), lambda text: None))
+    with pytest.raises(UsageError, match="no 1-shard form"):
+        next(experiment.run("emulated", Options(shards=1), lambda text: None))
+    for backend in ("amd", "nvidia", "cpu"):
+        assert experiment.cannot(backend)
+        with pytest.raises(Unsupported, match=f"cannot run on the {backend} backend"):
+            next(experiment.run(backend, Options(), lambda text: None))

@@ -103,6 +103,8 @@ def _define_halves() -> None:
            lambda a, b: _pack(a.astype(F16).view(U16), b.astype(F16).view(U16)))  # fmt: skip
     define("v_cvt_pknorm_i16_f32", "u32", "f32 f32", lambda a, b: _pack(*map(_normalised(32767, -1, I16), (a, b))))
     define("v_cvt_pknorm_u16_f32", "u32", "f32 f32", lambda a, b: _pack(*map(_normalised(65535, 0, U16), (a, b))))
+    define("v_cvt_pknorm_i16_f16", "u32", "f16 f16", lambda a, b: _pack(*map(_normalised(32767, -1, I16), (a, b))))
+    define("v_cvt_pknorm_u16_f16", "u32", "f16 f16", lambda a, b: _pack(*map(_normalised(65535, 0, U16), (a, b))))
     define("v_cvt_pk_u16_u32", "u32", "u32 u32", _clip_pack(0, 65535))
     define("v_cvt_pk_i16_i32", "u32", "i32 i32", _clip_pack(-32768, 32767))
     define("v_cvt_pk_u8_f32", "u32", "f32 u32 u32", _pack_byte)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dieplace.emulator.isa.lanes import DPP_MODIFIERS, build_dpp
 from dieplace.emulator.isa.parse import Instruction
-from dieplace.emulator.isa.sources import HALF, make_source
+from dieplace.emulator.isa.sources import HALF, WIDE, make_source
 from dieplace.emulator.isa.subword import SDWA_MODIFIERS, build_sdwa
 from dieplace.emulator.isa.table import Layout, Step, add, bound
 from dieplace.emulator.isa.targets import make_target
@@ -41,6 +41,8 @@ def define(
     """Register operation `name`; `dst` and `src` are space-separated types, `vop` is "1", "2" or "3"."""
     operation = Operation(name, tuple(dst.split()), tuple(src.split()), fn, taint, data, reads_dst, keep_high, saturate)
     for suffix in ENCODINGS[vop]:
+        if suffix == "_sdwa" and any(kind in WIDE for kind in (*operation.dst, *operation.src)):
+            continue
         modifiers: frozenset[str] = frozenset()
         if suffix == "_dpp":
             modifiers = DPP_MODIFIERS

@@ -8,6 +8,7 @@ import numpy as np
 
 from dieplace.emulator.isa.operands import EXEC, Operand
 from dieplace.emulator.isa.parse import Instruction
+from dieplace.emulator.isa.sources import WIDE
 from dieplace.emulator.isa.table import Layout, Step, add, bound
 from dieplace.emulator.isa.valu import build_valu
 from dieplace.emulator.isa.valu_float import is_class
@@ -59,6 +60,8 @@ def _twice(fn: Any) -> Any:
 def _define(name: str, src: tuple[str, ...], fn: Any) -> None:
     compare = Operation(f"v_cmp_{name}", ("mask",), src, fn)
     for suffix, modifiers in (("", VOP3), ("_e32", frozenset()), ("_e64", VOP3), ("_sdwa", CMP_SDWA)):
+        if suffix == "_sdwa" and any(kind in WIDE for kind in src):
+            continue
         add(f"v_cmp_{name}{suffix}", "valu", bound(_build_compare, compare), modifiers)
         add(f"v_cmpx_{name}{suffix}", "valu", bound(_build_cmpx, compare), modifiers)
 

@@ -42,7 +42,7 @@ def _bfe_u(a: Any, offset: Any, width: Any) -> Any:
 
 def _bfe_i(a: Any, offset: Any, width: Any) -> Any:
     w = (width & I32(31)).astype(I32)
-    field = (a.view(U32) >> (offset & I32(31)).astype(U32)).view(I32)
+    field = a >> (offset & I32(31))
     up = np.where(w == 0, I32(0), I32(32) - w).astype(I32)
     return np.where(w == 0, I32(0), (field << up) >> up)
 
@@ -216,7 +216,6 @@ def _define_three() -> None:
     define("v_add_lshl_u32", "u32", "u32 u32 u32", lambda a, b, c: (a + b) << _low5(c))
     define("v_and_or_b32", "u32", "u32 u32 u32", lambda a, b, c: a & b | c, taint="move", data=(0, 2))
     define("v_or3_b32", "u32", "u32 u32 u32", lambda a, b, c: a | b | c, taint="move", data=(0, 1, 2))
-    define("v_xor3_b32", "u32", "u32 u32 u32", lambda a, b, c: a ^ b ^ c, taint="any")
     define("v_add3_u32", "u32", "u32 u32 u32", lambda a, b, c: a + b + c)
     define("v_xad_u32", "u32", "u32 u32 u32", lambda a, b, c: (a ^ b) + c)
     define("v_bfe_u32", "u32", "u32 u32 u32", _bfe_u, taint="move", data=(0,))

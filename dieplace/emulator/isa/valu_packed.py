@@ -308,7 +308,15 @@ def _define_halves() -> None:
         add(f"v_pk_{name}", "valu", bound(_build_halves, count, kind, fn), PACKED)
 
 
+def _build_fmac(inst: Instruction, layout: Layout) -> Step:
+    """v_pk_fmac_f16: the destination is the addend of both halves."""
+    operands = (*inst.operands, inst.operands[0])
+    fused = Instruction(inst.opcode, operands, inst.modifiers, inst.text, inst.line)
+    return _build_halves(fused, layout, 3, "f16", fma_half)
+
+
 def _define_mixed() -> None:
+    add("v_pk_fmac_f16 v_pk_fmac_f16_e32", "valu", _build_fmac)
     for name, half in (("v_fma_mix_f32", None), ("v_fma_mixlo_f16", 0), ("v_fma_mixhi_f16", 1)):
         add(name, "valu", bound(_build_mix, half), ("op_sel", "op_sel_hi", "clamp"))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH = 920
+LONGEST_LABEL = 52
 PALETTE = {
     "local": "#4c6a92",
     "stream": "#4c6a92",
@@ -48,11 +49,11 @@ class Stack:
 def bars(rows: Sequence[Bar], *, unit: str, describe: str) -> str:
     """Horizontal bars from zero with range whiskers and marks."""
     top = max(max(r.value, r.high or 0.0, *(v for _, v in r.marks), 0.0) for r in rows) or 1.0
-    plot = _Plot(left=190, right=170, top=8, row=40, rows=len(rows), limit=top)
+    plot = _Plot(left=_margin([r.label for r in rows]), right=170, top=8, row=40, rows=len(rows), limit=top)
     body = [plot.grid(unit)]
     for index, row in enumerate(rows):
         y = plot.y(index)
-        body.append(_text(plot.left - 10, y + 4, row.label, anchor="end"))
+        body.append(_text(plot.left - 10, y + 4, _short(row.label), anchor="end"))
         body.append(_rect(plot.left, y - 11, plot.x(row.value) - plot.left, 22, PALETTE["local"]))
         if row.low is not None and row.high is not None:
             body.append(_whisker(plot.x(row.low), plot.x(row.high), y))
@@ -65,12 +66,12 @@ def bars(rows: Sequence[Bar], *, unit: str, describe: str) -> str:
 def stacks(rows: Sequence[Stack], *, unit: str, describe: str) -> str:
     """Horizontal stacked bars with a legend below; parts under a pixel are drawn by the legend only."""
     top = max(sum(v for _, v in r.parts) for r in rows) or 1.0
-    plot = _Plot(left=190, right=170, top=8, row=34, rows=len(rows), limit=top, below=34)
+    plot = _Plot(left=_margin([r.label for r in rows]), right=170, top=8, row=34, rows=len(rows), limit=top, below=34)
     body = [plot.grid(unit)]
     series: list[str] = []
     for index, row in enumerate(rows):
         y, at = plot.y(index), 0.0
-        body.append(_text(plot.left - 10, y + 4, row.label, anchor="end"))
+        body.append(_text(plot.left - 10, y + 4, _short(row.label), anchor="end"))
         for name, value in row.parts:
             if name not in series:
                 series.append(name)
@@ -97,11 +98,11 @@ class Compared:
 def compared(rows: Sequence[Compared], *, unit: str, describe: str) -> str:
     """Published figures as green bars or ticks, modelled values as dots with their range, one line a figure."""
     top = max(max(r.published[1], r.high) for r in rows) or 1.0
-    plot = _Plot(left=410, right=40, top=8, row=30, rows=len(rows), limit=top, below=34)
+    plot = _Plot(left=_margin([r.label for r in rows]), right=40, top=8, row=30, rows=len(rows), limit=top, below=34)
     body = [plot.grid(unit)]
     for index, row in enumerate(rows):
         y = plot.y(index)
-        body.append(_text(plot.left - 10, y + 4, row.label, anchor="end"))
+        body.append(_text(plot.left - 10, y + 4, _short(row.label), anchor="end"))
         left, right = plot.x(row.published[0]), plot.x(row.published[1])
         body.append(_rect(left - 2, y - 11, max(right - left, 0) + 4, 22, PALETTE["published"]))
         body.append(_whisker(plot.x(row.low), plot.x(row.high), y))
@@ -195,6 +196,15 @@ class _Plot:
             label = f"{tick:g} {unit}" if tick == ticks[-1] else f"{tick:g}"
             parts.append(_text(x, self.bottom + 18, label, anchor="middle", size=12, colour="#555b66"))
         return "".join(parts)
+
+
+def _margin(labels: Sequence[str]) -> int:
+    """Room for the longest label: at most 0.6 em a character, the widest of the usual fallback fonts."""
+    return max(100, 14 + math.ceil(0.6 * 13 * max(len(_short(label)) for label in labels)))
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 3]}..."
 
 
 def _apart(marks: Sequence[tuple[str, float]], gap: float = 12.0) -> list[tuple[str, float]]:

@@ -166,11 +166,10 @@ def _hbm_share(run: Run | None) -> float | None:
 
 def _crossing_share(run: Run | None) -> float | None:
     """Share of placed bytes off the executing die; a device over both dies reads half of every page from afar."""
-    if run is None:
+    local = next((point for point in run.points if point.arm == "local"), None) if run else None
+    if run is None or local is None or local.residency_before is None:
         return None
-    found = run.point("local").residency_before
-    if found is None:
-        return None
+    found = local.residency_before
     dies_of = {d["id"]: d["dies"] for d in run.machine["devices"]}
     total = far = 0.0
     for devices in found["bytes_by_role_device_die"].values():

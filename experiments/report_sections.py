@@ -22,8 +22,9 @@ _WORDS = {
 _ROLE_WORDS = {"weights": "weights", "kv_cache": "KV cache", "sync_flag": "sync flags"}
 
 
-def _name(run: Run, point: Point) -> str:
-    return f"{run.block} {point.arm}"
+def _name(run: Run, point: Point, runs: Sequence[Run]) -> str:
+    """The arm, with its block where the page has several."""
+    return point.arm if len(runs) == 1 else f"{run.block} {point.arm}"
 
 
 def token_section(runs: Sequence[Run], word: str) -> str:
@@ -33,7 +34,7 @@ def token_section(runs: Sequence[Run], word: str) -> str:
         if token.value is not None:
             marks = tuple(sorted(token.by_set.items()))
             text = f"{token.value:.0f} us, {point.quantities['penalty'].value or 0:+.1%}"
-            found.append(charts.Bar(_name(run, point), token.value, token.low, token.high, marks, text))
+            found.append(charts.Bar(_name(run, point, runs), token.value, token.low, token.high, marks, text))
     chart = charts.bars(found, unit="us", describe=f"{word} time per token of each arm")
     table = html_table(
         (
@@ -58,7 +59,7 @@ def cause_section(runs: Sequence[Run], word: str) -> str:
     for run, point in summary.points(runs):
         parts = tuple((_WORDS[term], _value(point, term)) for term in summary.TERMS)
         if sum(v for _, v in parts):
-            found.append(charts.Stack(_name(run, point), parts, f"+{sum(v for _, v in parts):.1f} us"))
+            found.append(charts.Stack(_name(run, point, runs), parts, f"+{sum(v for _, v in parts):.1f} us"))
     if not found:
         return ""
     chart = charts.stacks(found, unit="us", describe=f"{word} time that each placement adds to a token, by cause")
@@ -73,11 +74,11 @@ def cause_section(runs: Sequence[Run], word: str) -> str:
 def stage_section(runs: Sequence[Run], word: str) -> str:
     columns = [("stage", "stage", None), ("repeats", "times", "{:d}")]
     for run, point in summary.points(runs):
-        columns.append((summary.column_key(run, point), f"{_name(run, point)}, us", "{:.1f}"))
+        columns.append((summary.column_key(run, point), f"{_name(run, point, runs)}, us", "{:.1f}"))
     drawn = []
     for run, point in summary.points(runs):
         parts = _stage_parts(point)
-        drawn.append(charts.Stack(_name(run, point), parts, f"{sum(v for _, v in parts):.0f} us"))
+        drawn.append(charts.Stack(_name(run, point, runs), parts, f"{sum(v for _, v in parts):.0f} us"))
     chart = charts.stacks(drawn, unit="us", describe=f"{word} time of a token by what it is spent on")
     table = html_table(columns, summary.stage_rows(runs))
     step = summary.step_word(runs)
@@ -107,7 +108,7 @@ def card_section(runs: Sequence[Run], word: str) -> str:
         crossing = sum(summary.crossing_bytes(run, point).values())
         evidence = (point.residency_before or {}).get("evidence")
         text = f"{show_bytes(crossing)} a {summary.step_word(runs)}\ncross the link, {word}\nfrom shapes and audit"
-        parts.append(f"<h3>{escape(_name(run, point))}: evidence {escape(str(evidence))}</h3>")
+        parts.append(f"<h3>{escape(_name(run, point, runs))}: evidence {escape(str(evidence))}</h3>")
         parts.append(
             charts.card(dies, readers=_readers(run), crossing=text, describe=f"bytes on each die, {point.arm}")
         )

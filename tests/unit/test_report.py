@@ -97,7 +97,11 @@ def test_a_label_is_text_and_never_an_element(runs: list[Run], label: str) -> No
 
 
 def test_charts_are_well_formed_and_keep_inside_their_frame(runs: list[Run]) -> None:
-    for found in re.findall(r"<svg.*?</svg>", report.page(runs), flags=re.DOTALL):
+    long = "weights+kv+flags far in a mode with a long name, and on " * 2
+    renamed = [replace(run, points=tuple(replace(p, arm=f"{long}{p.arm}") for p in run.points)) for run in runs]
+    pages = report.page(runs) + report.page(renamed[:1])
+    assert pages.count("<svg") > 10
+    for found in re.findall(r"<svg.*?</svg>", pages, flags=re.DOTALL):
         svg = ElementTree.fromstring(found)
         width, height = float(svg.attrib["width"]), float(svg.attrib["height"])
         for shape in svg.iter("{http://www.w3.org/2000/svg}rect"):
@@ -159,3 +163,11 @@ def test_runs_that_do_not_belong_together_are_refused(runs: list[Run]) -> None:
             report.page([runs[0], changed])
     with pytest.raises(UsageError, match="no run"):
         report.page([])
+
+
+def test_a_block_or_arm_that_is_missing_leaves_its_rows_empty(runs: list[Run]) -> None:
+    for some in (runs[:1], runs[1:2], [replace(runs[0], points=runs[0].points[1:])]):
+        assert "7.5 to 8 %" in report.page(some)
+        found = {row.claim: row for row in rows(some)}
+        assert (found["placement alone"].modelled is None) == (some[0].block != "spx-nps1")
+        assert found["with speculation on top"].residual is None

@@ -365,7 +365,7 @@ def test_k8s_gpu_dra_driver_88_no_module_tree_no_reload(make: Make) -> None:
     node, clock = make()
     ctl = control(node, clock)
     ctl.sysfs.faults["/lib/modules/*"] = 2
-    with pytest.raises(Unsupported, match="module tree .* is not visible"):
+    with pytest.raises(Unsupported, match=r"module tree .* is not visible"):
         plan_for(ctl, "DPX/NPS2")
     assert plan_for(ctl, "DPX/NPS1", allow_unvalidated=True).blast.reload is False
     ctl.sysfs.faults = {"/sys/module/amdgpu/initstate": 2}

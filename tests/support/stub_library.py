@@ -334,6 +334,15 @@ class Library:
             return ERRNO.get(error.errno or 0, UNKNOWN), ""
         return 0, ""
 
+    def _modprobe(self, remove: int) -> tuple[int, str]:
+        """What the stand-in for modprobe asks for: an exit status and the message for stderr."""
+        try:
+            self.node.unload() if remove else self.node.load()
+        except OSError as error:
+            in_use = error.errno == errno.EAGAIN
+            return 1, "modprobe: FATAL: Module amdgpu is in use." if in_use else f"modprobe: ERROR: {error}"
+        return 0, ""
+
     def _power(self, handle: int) -> tuple[int, str]:
         return 0, str(700 + self._split(handle)[0])
 

@@ -218,8 +218,9 @@ def _apart(marks: Sequence[tuple[str, float]], gap: float = 12.0) -> list[tuple[
     return [(" ".join(n for n, _ in group), sum(x for _, x in group) / len(group)) for group in groups]
 
 
-def _legend(names: Sequence[str], x: float, y: float) -> str:
+def _legend(names: Sequence[str], left: float, y: float) -> str:
     parts = []
+    x = max(10.0, min(left, WIDTH - sum(18 + 8 * len(name) + 24 for name in names)))
     for name in names:
         parts.append(_rect(x, y - 10, 12, 12, PALETTE.get(name, _GREY)))
         parts.append(_text(x + 18, y, name, size=12))

@@ -2,7 +2,7 @@
 
 A *slot* is one (token, choice) pair; there are tokens x k of them, at most 64, so that one wave holds all ids. The
 first slot that names an expert owns it: its workgroup (or wave) reads the expert's weights once for every slot that
-names it, so that several tokens read the union of their experts. Code for 1, 2, 4 and 8 slots of one expert is compiled
+names it, so that several tokens read the union of their experts. Code for 1, 2 and 8 slots of one expert is compiled
 in and chosen by a scalar branch: a batch of 8 tokens rarely sends more than two to one expert.
 """
 
@@ -39,6 +39,7 @@ from dieplace.kernels.flydsl.tiles import (
     fx,
     lane_index,
     load_items,
+    pick,
     pointer,
     range_constexpr,
     shared,
@@ -52,16 +53,30 @@ MAX_SLOTS = WAVE
 
 @dataclass(frozen=True)
 class Users:
-    """The slots that name one expert: whether `slot` owns it, how many there are, their numbers (scalars)."""
+    """The slots that name one expert: whether the asking slot owns it, how many there are, their numbers.
+
+    `slots` are scalars for addresses; `table` is a row of LDS with the same numbers, for lanes that finish a sum:
+    scalar registers for both, over the whole dot product, would be too many.
+    """
 
     expert: Any
     owner: Any
     count: Any
     slots: list[Any]
+    table: Any
+    wave: Any
+
+    def slot(self, user: Any) -> Any:
+        """The slot of a lane's user. Called outside run-time branches: FlyDSL would carry `self` through them."""
+        return self.table[self.wave, (user < len(self.slots)).select(user, fx.Int32(0))]
 
 
-def expert_users(ids: Any, slots: int, slot: Any, most: int) -> Users:
-    """Who shares the expert of `slot`; the first `most` of them. A number past the last user repeats the last one."""
+@flyc.jit
+def expert_users(ids: Any, slots: int, slot: Any, most: int, table: Any, wave: Any) -> Users:
+    """Who shares the expert of `slot`; the first `most` of them. A number past the last user repeats the last one.
+
+    `table` (waves, most) int32 in LDS: each wave writes and reads its own row.
+    """
     lane = lane_index()
     expert = uniform_load(pointer(ids) + slot)
     named = load_items(bounded(pointer(ids), slots * 4, 1), lane, fx.Int32, 1)[0]
@@ -69,17 +84,19 @@ def expert_users(ids: Any, slots: int, slot: Any, most: int) -> Users:
     owner = fn.first_bit(left) == slot
     count = fn.bit_count(left)
     found, last = [], slot
-    for _ in range(most):
+    for _ in range_constexpr(most):
         last = (left == 0).select(last, fn.first_bit(left))
         found.append(last)
         left = left & (left - 1)
-    return Users(expert, owner, count, found)
+    if lane < most:
+        table[wave, lane] = pick(lane, found)
+    return Users(expert, owner, count, found, table, wave)
 
 
 def user_sizes(tokens: int) -> list[tuple[int, int]]:
     """(least, most) users for each compiled size: a token names an expert once, so there are at most `tokens`."""
     sizes, least = [], 1
-    for most in (1, 2, 4, 8):
+    for most in (1, 2, 8):
         if least <= tokens:
             sizes.append((least, min(most, tokens)))
         least = most + 1
@@ -92,14 +109,6 @@ def expert_runs(tile: RowTile, blocks: Any, scales: Any, expert: Any, rows: int,
     weights = row_run(tile, pointer(blocks, fx.Int32) + before * 4, first_row, fx.Int32(rows), 16, 4)
     bytes_ = row_run(tile, pointer(scales, fx.Uint8) + before, first_row, fx.Int32(rows), 1, 1)
     return RowRuns(weights, bytes_, x, *lane_place(tile))
-
-
-def pick(index: Any, values: list[Any]) -> Any:
-    """`values[index]` of scalars by a chain of selects."""
-    out = values[0]
-    for i, value in enumerate(values[1:], 1):
-        out = (index == i).select(value, out)
-    return out
 
 
 def sigmoid(x: Any) -> Any:
@@ -132,8 +141,9 @@ def store_activations(
         place = fx.Int64(users.expert) * rows + fx.Int64((row < rows).select(row, fx.Int32(0)))
         total = total + (pointer(bias) + place).load().to(fx.Float32)
         up = up_of_gate(tile, total)
+        slot = users.slot(user)
         if valid & (row % 2 == 0) & (user < users.count):
-            target = pick(user, users.slots) * (rows // 2) + row // 2
+            target = slot * (rows // 2) + row // 2
             (pointer(out) + target).store(activation(total, up).to(fx.BFloat16))
 
 
@@ -160,7 +170,8 @@ def build_expert_gate_up(
     def expert_gate_up_kernel(
         x: fx.Tensor, ids: fx.Tensor, blocks: fx.Tensor, scales: fx.Tensor, bias: fx.Tensor, out: fx.Tensor
     ):
-        users = expert_users(ids, slots, fx.block_idx.y, tokens)
+        table = shared(fx.SharedAllocator(), fx.Int32, waves, tokens)
+        users = expert_users(ids, slots, fx.block_idx.y, tokens, table, wave_index())
         for least, tile in sizes:
             if users.owner & (users.count >= least) & (users.count <= tile.tokens):
                 first_row = wave_first_row(tile)
@@ -203,11 +214,11 @@ def add_weighted(
 ) -> None:
     """Add weight * (sum + bias) to this wave's accumulator of each user's token; a wave's lanes never share one."""
     for total, row, user, valid in finished_rows(tile, sums, first_row, fx.Int32(rows)):
+        slot = users.slot(user)
         if valid & (user < users.count):
             value = total
             if fx.const_expr(with_bias):
                 value = value + (pointer(bias) + (fx.Int64(users.expert) * rows + fx.Int64(row))).load().to(fx.Float32)
-            slot = pick(user, users.slots)
             token, local = split(slot, chosen)[0], row - first_row
             weight = (pointer(weights) + slot).load()
             accumulators[wave, token, local] = accumulators[wave, token, local] + weight * value
@@ -243,14 +254,16 @@ def build_expert_down(
     ):
         wave = wave_index()
         first_row = fx.block_idx.x * wave_rows
-        accumulators = shared(fx.SharedAllocator(), fx.Float32, waves, tokens, wave_rows)
+        lds = fx.SharedAllocator()
+        accumulators = shared(lds, fx.Float32, waves, tokens, wave_rows)
+        table = shared(lds, fx.Int32, waves, tokens)
         for t in range_constexpr(tokens):
             if lane_index() < wave_rows:
                 accumulators[wave, t, lane_index()] = fx.Float32(0.0)
         for step in range(-(-slots // waves), unroll=1):
             slot = fx.Int32(step) * waves + wave
             here = (slot < slots).select(slot, fx.Int32(0))
-            users = expert_users(ids, slots, here, tokens)
+            users = expert_users(ids, slots, here, tokens, table, wave)
             for least, tile in sizes:
                 if users.owner & (slot < slots) & (users.count >= least) & (users.count <= tile.tokens):
                     x_run = activation_run(

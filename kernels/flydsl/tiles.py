@@ -130,11 +130,23 @@ def gather_sums(partials: list[Any], lanes: int) -> tuple[list[tuple[Any, Any]],
     }[lanes]
     finished = []
     for first in range(0, len(values), 16):
-        total = fx.Float32(0.0)
-        for i, value in enumerate(values[first : first + 16]):
-            total = (column == i).select(fn.coop.warp_sum(value, width=16), total)
-        finished.append((total, (column + first) * (lanes // 16) + share))
+        totals = [fn.coop.warp_sum(value, width=16) for value in values[first : first + 16]]
+        finished.append((pick(column, totals), (column + first) * (lanes // 16) + share))
     return finished, group
+
+
+def pick(index: Any, values: list[Any]) -> Any:
+    """`values[index]` by a tree of selects on the bits of `index`: one lane mask a bit, not one a value.
+
+    Masks are loop-invariant and would fill the scalar registers. An index past the list gives any of the values.
+    """
+    bit = 0
+    while len(values) > 1:
+        odd = ((index >> bit) & 1) == 1
+        paired = [odd.select(values[i + 1], values[i]) for i in range(0, len(values) - 1, 2)]
+        values = paired + values[len(paired) * 2 :]
+        bit += 1
+    return values[0]
 
 
 __all__ = [
@@ -153,6 +165,7 @@ __all__ = [
     "load_vector",
     "pair",
     "pairs",
+    "pick",
     "pointer",
     "range_constexpr",
     "shared",

@@ -227,6 +227,21 @@ class Machine:
 
         return plan(self, mode, cards, **options)
 
+    def concurrent(self, *, seed: int | None = None) -> AbstractContextManager[Any]:
+        """Inside, launches on several emulated devices are queued; they run together, sharing memory, when it ends.
+
+        `seed` fixes the interleaving and reproduces a failure. On real devices streams do this: Unsupported.
+        """
+        session = self.require_session("launch together")
+        together = getattr(session, "concurrent", None)
+        if together is None:
+            raise Unsupported(
+                f"the {self.backend} backend does not schedule launches itself",
+                hint="use streams, or --backend emulated",
+            )
+        context: AbstractContextManager[Any] = together(seed=seed)
+        return context
+
     def check_fresh(self) -> None:
         """Raise StaleMachine when boot id or KFD generation id differ from those at discovery."""
         if self.session is None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from dieplace.codegen import host_runtime
 from dieplace.codegen.flydsl import code_hash as isa_hash
 from dieplace.codegen.host_runtime import HostLaunch
-from dieplace.emulator.devices import logical_device
+from dieplace.emulator.devices import XCDS, logical_device
 from dieplace.emulator.isa import Launch, LogicalDevice, Program
 from dieplace.emulator.isa import run as run_launches
 from dieplace.emulator.isa.hierarchy import TwoDieMemory
@@ -38,8 +38,8 @@ from dieplace.emulator.isa.hierarchy_watch import FlagEvent, OldLoads
 from dieplace.emulator.isa.memory import Buffer, PlainMemory
 from dieplace.emulator.isa.residency import resident_workgroups
 from dieplace.emulator.isa.traffic import Traffic
-from dieplace.emulator.tensors import mapped_buffers, merged
-from dieplace.errors import Unsupported
+from dieplace.emulator.tensors import block_of, home_of, mapped_buffers, merged
+from dieplace.errors import Unsupported, UsageError
 
 if TYPE_CHECKING:
     from dieplace.emulator.hbm import EmulatedHBM
@@ -155,9 +155,28 @@ def concurrent(*, seed: int | None = None) -> Iterator[list[LaunchRecord]]:
     records += [call.record for call in calls]
 
 
+def implicit_session(arguments: Mapping[str, Any]) -> Session:
+    """Where a launch outside any session runs: on the device that its tensors in emulated HBM were allocated for.
+
+    Host tensors alone run on `gpu0/p0`; tensors of two devices are a UsageError that names both.
+    """
+    memory, device, first = None, None, ""
+    for name, value in arguments.items():
+        found = block_of(value)
+        if found is None or found[1].device is None:
+            continue
+        if device is not None and found[1].device != device:
+            raise UsageError(
+                f"{first} was allocated for {device}, {name} for {found[1].device}",
+                hint="say where it runs: with Session(device=...), or allocate on one device with policy=peer",
+            )
+        memory, device, first = found[0], found[1].device, first or name
+    return Session() if device is None else Session(device=device, memory=memory)
+
+
 def launch_call(arguments: Mapping[str, Any], call: Callable[[], Any]) -> Any:
     """Let FlyDSL's host code make its launches for `arguments` (by parameter name), then run or queue them."""
-    session = _session.get() or Session()
+    session = _session.get() or implicit_session(arguments)
     with host_runtime.collect() as launches:
         result = call()
     device = logical_device(session.device)
@@ -184,7 +203,7 @@ def _execute(calls: list[_Call], seed: int | None) -> None:
     start = time.monotonic()
     session = calls[0].session
     buffers = merged([buffer for call in calls for buffer in call.buffers])
-    memory = _memory(session, buffers, seed)
+    memory = _memory(session, buffers, seed, max(max(call.device.xcds) for call in calls))
     for name in {name for call in calls for name in call.session.poison}:
         memory.poison(name)
     launches = [_launch(host, call) for call in calls for host in call.launches]
@@ -196,11 +215,11 @@ def _execute(calls: list[_Call], seed: int | None) -> None:
     _fill(calls, stats, memory, time.monotonic() - start)
 
 
-def _memory(session: Session, buffers: list[MappedBuffer], seed: int | None) -> Any:
+def _memory(session: Session, buffers: list[MappedBuffer], seed: int | None, last_xcd: int) -> Any:
     if not session.two_die:
         return PlainMemory([Buffer(b.name, b.address, b.nbytes) for b in buffers])
-    die_of = session.memory.die_of if session.memory is not None else None
-    return TwoDieMemory(buffers, die_of, seed=seed, delay_turns=session.delay_turns, **session.memory_options)
+    options = {"xcds": (last_xcd // XCDS + 1) * XCDS, "delay_turns": session.delay_turns, **session.memory_options}
+    return TwoDieMemory(buffers, home_of(session.memory), seed=seed, **options)
 
 
 def _launch(host: HostLaunch, call: _Call) -> Launch:

@@ -80,6 +80,9 @@ class _Table:
     block_ids: npt.NDArray[np.int64]
 
 
+LIVE: weakref.WeakSet[EmulatedHBM] = weakref.WeakSet()  # every instance of this process: launches look tensors up
+
+
 class EmulatedHBM:
     """The HBM domains of an emulated node: allocate, free, move, and ask where any address lives.
 
@@ -92,6 +95,7 @@ class EmulatedHBM:
         if unknown:
             raise UsageError(f"cannot emulate HBM of unknown size: {', '.join(unknown)}", hint="give total_bytes")
         self.domains = tuple(domains)
+        LIVE.add(self)
         self._index = {name: i for i, d in enumerate(self.domains) for name in (d.id, *d.aliases)}
         self._free_objects = [np.ones(int(d.total_bytes or 0) // OBJECT_BYTES, dtype=bool) for d in self.domains]
         self._limits = dict(device_limits or {})

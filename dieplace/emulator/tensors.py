@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dieplace.emulator.isa.hierarchy_map import MappedBuffer
+import numpy as np
+
+from dieplace.emulator.devices import DIES
+from dieplace.emulator.isa.hierarchy_map import HOST, MappedBuffer
 from dieplace.errors import UsageError
 
 if TYPE_CHECKING:
-    from dieplace.emulator.hbm import EmulatedHBM
+    from dieplace.emulator.hbm import Block, EmulatedHBM
 
 
 def mapped_buffers(
@@ -53,6 +56,33 @@ def _extent(value: Any, memory: EmulatedHBM | None) -> tuple[int, int] | None:
     if block is None:
         raise UsageError(f"raw pointer {pointer:#x} lies in no block of emulated HBM", hint="pass a tensor")
     return pointer, block.address + block.nbytes - pointer
+
+
+def block_of(value: Any) -> tuple[EmulatedHBM, Block] | None:
+    """The emulated HBM of this process and the block that a tensor's first byte lies in; None for host memory."""
+    from dieplace.emulator.hbm import LIVE
+
+    tensor = getattr(value, "torch_tensor", value)
+    if not hasattr(tensor, "data_ptr") or tensor.device.type != "cpu":
+        return None
+    for memory in list(LIVE):
+        block = memory.block_at(tensor.data_ptr())
+        if block is not None:
+            return memory, block
+    return None
+
+
+def home_of(memory: EmulatedHBM | None) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Home die of addresses over all cards of a node: two dies a card, -1 for host memory."""
+    if memory is None:
+        return None
+    cards = np.array([int((d.card or "gpu0").removeprefix("gpu")) for d in memory.domains] or [0], np.int16)
+
+    def die(addresses: np.ndarray) -> np.ndarray:
+        on_card, domain = memory.die_of(addresses).astype(np.int16), memory.domain_of(addresses)
+        return np.where(on_card < 0, np.int16(HOST), cards[np.maximum(domain, 0)] * DIES + on_card)
+
+    return die
 
 
 def merged(buffers: Sequence[MappedBuffer]) -> list[MappedBuffer]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from dieplace.cli.table import Column, Table
+from dieplace.cli.topology import METRICS
 from dieplace.errors import UsageError
 from dieplace.machine import Device, Domain, Figure, Machine
 
-METRICS = {"latency": "ns", "bandwidth": "GB/s", "distance": "class"}
 WIDTH = 80
 DISTANCE_LEGEND = "0 its own memory, 1 other memory of its card, 2 another card, 3 the host. Classes, not latencies."
 SPREAD = "0* its own memory, spread over several dies: part of every read crosses to another die"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dieplace.cli import render
-from dieplace.cli.matrix import METRICS, matrix_tables, matrix_values, value_table
 from dieplace.cli.options import DRAWINGS, FORMATS, machine, settings
 from dieplace.cli.table import Column, Table
-from dieplace.machine import Card, Device, Domain, Machine
 
+if TYPE_CHECKING:
+    from dieplace.machine import Card, Device, Domain, Machine
+
+METRICS = {"latency": "ns", "bandwidth": "GB/s", "distance": "class"}
 ORDER_NOTE = "note: die numbers follow the driver's XCD order; the physical order was not read"
 
 
@@ -23,20 +25,25 @@ def list_devices(ctx: click.Context) -> None:
     """List the logical devices, one line each: what it has and where its memory is."""
     found = machine(ctx, links=False)
     rows = [device_row(found, device) for device in found.devices]
-    told = standing(found)
     payload = {
         "backend": found.backend,
         "devices": rows,
         "cards": [card_row(card) for card in found.cards],
         "domains": [domain_row(domain) for domain in found.domains],
         "notes": list(found.notes),
-        "standing": told,
     }
-    render.answer(ctx, "list/1", payload, source=found.source, table=lambda: _list_body(found, rows, told))
+    render.answer(
+        ctx,
+        "list/1",
+        payload,
+        source=found.source,
+        table=lambda: _list_body(found, rows),
+        csv_table=lambda: [Table([Column(key, key) for key in _CSV_KEYS], rows)],
+    )
 
 
-def _list_body(found: Machine, rows: list[dict[str, Any]], told: list[str]) -> Iterator[Table | str]:
-    notes = [f"note: {note}" for note in (*found.notes, *told)]
+def _list_body(found: Machine, rows: list[dict[str, Any]]) -> Iterator[Table | str]:
+    notes = [f"note: {note}" for note in found.notes]
     if not rows:
         yield Table(_DOMAIN_COLUMNS, [domain_row(d) for d in found.domains], title_of(found), notes)
         return
@@ -147,15 +154,6 @@ def title_of(found: Machine) -> str:
     return f"{where}: {what}, {render.count_of(len(found.devices), 'logical device')}"
 
 
-def standing(found: Machine) -> list[str]:
-    """Sentences about an unfinished switch or a pending memory mode."""
-    if found.session is None or "partitioning" not in found.session.groups:
-        return []
-    from dieplace.partition import standing as sentences
-
-    return list(sentences(found))
-
-
 @click.command("topo")
 @click.option("-m", "--matrix", type=click.Choice(METRICS), help="A matrix: row reads from column.")
 @click.option("--from", "run_file", metavar="RUN", help="Take measured values from this run file (with -m).")
@@ -186,6 +184,8 @@ def topo(ctx: click.Context, matrix: str | None, run_file: str | None, output: s
 
 
 def _matrix(ctx: click.Context, found: Machine, metric: str, run_file: str | None) -> None:
+    from dieplace.cli.matrix import matrix_tables, matrix_values, value_table
+
     values = matrix_values(found, metric, run_file)
     payload = {"metric": metric, "unit": METRICS[metric], "direction": "row reads from column", "cells": values}
     render.answer(
@@ -208,7 +208,7 @@ def _tree(found: Machine) -> Iterator[str]:
         size = f"  {render.amount(host.total_bytes)}" if host else ""
         yield f"{host.id if host else 'no CPU node known'}{size}"
         yield from _branches([_card_branch(found, card) for card in found.cards if card.numa_node == node])
-    for note in (*found.notes, *standing(found)):
+    for note in found.notes:
         yield textwrap.fill(f"note: {note}", 80, subsequent_indent="  ")
     if any(card.dies and card.dies > 1 for card in found.cards):
         yield ORDER_NOTE
@@ -303,6 +303,23 @@ _DEVICE_COLUMNS = [
     Column("render_node", "renderD", right=True, show=_short_render),
     Column("runtime_index", "HIP", right=True),
 ]
+_CSV_KEYS = (
+    "id",
+    "card",
+    "part",
+    "mode",
+    "share",
+    "xcds",
+    "cus",
+    "hbm_bytes",
+    "domain",
+    "dies",
+    "local_guaranteed",
+    "bdf",
+    "numa_node",
+    "render_node",
+    "runtime_index",
+)
 _NVIDIA_COLUMNS = [
     Column("id", "device"),
     Column("part", "part"),

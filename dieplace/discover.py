@@ -9,11 +9,14 @@ from __future__ import annotations
 import importlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dieplace.backends.base import Availability, Backend
 from dieplace.errors import NoBackend, UsageError
-from dieplace.machine import Machine
+
+if TYPE_CHECKING:
+    from dieplace.backends.availability import Availability
+    from dieplace.backends.base import Backend
+    from dieplace.machine import Machine
 
 BACKENDS: dict[str, str] = {
     "amd": "dieplace.backends.amd.backend:AmdBackend",

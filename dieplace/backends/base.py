@@ -11,24 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from dieplace.backends.availability import Availability as Availability
 from dieplace.errors import Unsupported
-from dieplace.machine import Card, Device, Domain, Machine
-from dieplace.modes import Mode
-from dieplace.workload import Workload
+
+if TYPE_CHECKING:
+    from dieplace.machine import Card, Device, Domain, Machine
+    from dieplace.modes import Mode
+    from dieplace.workload import Workload
 
 GROUPS = ("always", "partitioning", "memory", "execution")
-
-
-@dataclass(frozen=True)
-class Availability:
-    """A probe's answer: yes, or why not and what to do; `versions` are those of the vendor parts found."""
-
-    available: bool
-    reason: str
-    hint: str | None = None
-    versions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dieplace.backends.amd.backend import AmdBackend
-from dieplace.backends.base import Availability
+from dieplace.backends.availability import Availability
 from dieplace.errors import DieplaceError
 from dieplace.sysfs import Sysfs
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from dieplace.emulator.execution import LaunchRecord
     from dieplace.emulator.memory import EmulatedMemory
     from dieplace.emulator.node import Node
 
@@ -61,6 +64,9 @@ class EmulatedBackend(AmdBackend):
             return Availability(False, f"{folder}: {error.strerror}", "name another folder with --node")
         return Availability(True, f"an emulated node in {folder}")
 
+    def _emulated_folder(self) -> Path | None:
+        return self.node.directory
+
     def _open(self) -> tuple[Node, Sysfs]:
         if self._opened is None:
             from dieplace.emulator.node import open_or_create
@@ -78,6 +84,12 @@ class EmulatedBackend(AmdBackend):
 
             self._memory, self._memory_stamp = EmulatedMemory(self.snapshot()), self.stamp()
         return self._memory
+
+    def concurrent(self, *, seed: int | None = None) -> AbstractContextManager[list[LaunchRecord]]:
+        """Launches made inside run together when the block ends; see `dieplace.emulator.execution.concurrent`."""
+        from dieplace.emulator.execution import concurrent
+
+        return concurrent(seed=seed)
 
     def partition_control(self, rocm_path: str | None = None) -> Any:
         """The AMD control over the emulated driver."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dieplace.backends.amd.backend import AmdBackend
-from dieplace.backends.base import Availability
+from dieplace.backends.availability import Availability
 from dieplace.errors import UsageError
 from dieplace.machine import SCHEMA as MACHINE_SCHEMA
 from dieplace.machine import Machine

@@ -65,7 +65,7 @@ def check(words, capsys):
 
 
 @hypothesis_settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=500, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(st.sampled_from(COMMANDS + WORDS) | st.text(max_size=6), max_size=7))
 def test_argument_lists(confined, capsys, words):
@@ -73,7 +73,7 @@ def test_argument_lists(confined, capsys, words):
 
 
 @hypothesis_settings(
-    max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.sampled_from(
@@ -160,6 +160,7 @@ def breakages(node):
 def test_broken_trees(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     create(tmp_path / "whole", mode="DPX/NPS2", cards=1)
+    shutil.rmtree(tmp_path / "whole/sys/devices/system/cpu")  # most of the files, and none that discovery reads
     names = [name for name, _ in breakages(tmp_path / "whole")]
     assert len(names) > 100
     for name in names:
@@ -227,7 +228,7 @@ def test_a_machine_file_with_one_wrong_value_each(tmp_path, capsys, good_files):
                     check(["--backend", "replayed", "--node", str(path), *words], capsys)
                 tried += 1
     assert tried > 400
-    for key in [k for k in whole if k != "schema"]:
+    for key in set(whole) - {"schema", "source"}:  # a loaded machine is replayed whatever it was
         data = {k: v for k, v in whole.items() if k != key}
         path.write_text(json.dumps(data))
         assert check(["--backend", "replayed", "--node", str(path), "list"], capsys) == 2

@@ -146,7 +146,7 @@ def test_a_missing_module_is_told_plainly(monkeypatch, capsys):
 @pytest.mark.parametrize("words", [["-o", "csv", "list"], ["list", "-o", "csv"], ["-o", "json", "list", "-o", "csv"]])
 def test_global_options_are_taken_on_both_sides(tmp_path, words):
     done = dieplace(tmp_path, "--backend", "emulated", *words)
-    assert done.returncode == 0 and done.stdout.startswith("id,mode,share,xcds,cus,hbm_bytes,")
+    assert done.returncode == 0 and done.stdout.startswith("id,card,part,mode,share,xcds,cus,hbm_bytes,")
     assert done.stdout == dieplace(tmp_path, *words, "--backend", "emulated").stdout
 
 

@@ -6,15 +6,19 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dieplace.backends.amd import topology
 from dieplace.backends.amd.cards import drm_cards
 from dieplace.backends.amd.kfd import read_topology
-from dieplace.backends.base import Availability, Holders
-from dieplace.machine import Card, Machine
-from dieplace.modes import Mode
+from dieplace.backends.availability import Availability
+from dieplace.record_folder import anything_on_record
 from dieplace.sysfs import Sysfs
+
+if TYPE_CHECKING:
+    from dieplace.backends.base import Holders
+    from dieplace.machine import Card, Machine
+    from dieplace.modes import Mode
 
 
 class AmdBackend:
@@ -73,9 +77,14 @@ class AmdBackend:
 
     def _standing(self) -> tuple[str, ...]:
         """What earlier partition switches left behind, which every command must say."""
+        if not anything_on_record(self._emulated_folder()):
+            return ()
         from dieplace.partition import session_methods
 
         return session_methods.notes(self)
+
+    def _emulated_folder(self) -> Path | None:
+        return None
 
     def stamp(self) -> tuple[str | None, str | None]:
         """(boot id, KFD generation id)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dieplace.backends.base import Availability
+from dieplace.backends.availability import Availability
 from dieplace.backends.nvidia import topology
 from dieplace.backends.nvidia.nvml import Nvml, NvmlError
 from dieplace.errors import BackendError
@@ -34,10 +34,10 @@ class NvidiaBackend:
             return Availability(False, "the NVIDIA driver lists no GPU")
         return Availability(True, f"the NVIDIA driver lists {count} GPUs", None, {"nvidia_driver": version})
 
-    def snapshot(self, *, links: bool = True) -> Machine:
-        """The node now."""
+    def snapshot(self, *, links: bool = True, ask_cuda: bool = True) -> Machine:
+        """The node now; `ask_cuda=False` does not start CUDA in this process."""
         try:
-            return topology.snapshot(self.sysfs, self)
+            return topology.snapshot(self.sysfs, self, ask_cuda=ask_cuda)
         except NvmlError as error:
             raise BackendError(f"the NVIDIA driver failed: {error}", hint="see: nvidia-smi") from error
 

@@ -5,7 +5,6 @@ Paths are relative to the node's directory (`sys/class/drm/card0`). A path's par
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from dieplace.modes import partitions_of
@@ -88,6 +87,8 @@ def kfd_gpu_nodes(state: NodeState) -> list[tuple[int, int]]:
 
 def number_of(text: str, bits: int) -> int:
     """A stable pseudo-random number with its top bit set, so that it always prints with all its digits."""
+    import hashlib
+
     value = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> (64 - bits)
     return value | 1 << (bits - 1)
 

@@ -5,7 +5,6 @@ The directory tree is a function of this state alone, so nothing of the node liv
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -172,6 +171,8 @@ class NodeState:
 
 def new_boot_id() -> str:
     """A fresh kernel boot id."""
+    import uuid
+
     return str(uuid.uuid4())
 
 

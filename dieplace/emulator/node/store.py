@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +139,8 @@ def _remove_tree(folder: Path) -> None:
             if not os.path.islink(os.path.join(parent, name)):
                 _open_up(Path(parent, name))
     _open_up(folder)
+    import shutil
+
     shutil.rmtree(folder)
 
 

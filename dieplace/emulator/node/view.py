@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dieplace.sysfs import Sysfs
 
 from .driver import starting
-from .entries import RENDER_BASE, kfd_gpu_nodes, live_partitions, minor
+from .entries import RENDER_BASE, SLOTS_PER_CARD, driven_cards, kfd_gpu_nodes, live_partitions, minor
 from .state import NodeState
 
 if TYPE_CHECKING:
@@ -155,10 +155,10 @@ def _check_render_node(node: Node, name: str, hidden_cards: tuple[int, ...]) -> 
     slot = int(found.group(1)) - RENDER_BASE - state.style.other_render if found else -1
     if slot < 0:
         return
-    for card in range(len(state.cards)):
+    for card in driven_cards(state)[slot // SLOTS_PER_CARD : slot // SLOTS_PER_CARD + 1]:
         if not state.shown(card):
             continue
-        for p in range(8):
+        for p in range(SLOTS_PER_CARD):
             if found and minor(state, card, p).render == int(found.group(1)):
                 if card in hidden_cards:
                     raise _failure(errno.EPERM, name)

@@ -30,13 +30,13 @@ def build_chase(name: str = "keep") -> Any:
     """
 
     @flyc.kernel
-    def chase_kernel(following: fx.Tensor, out: fx.Tensor, start: fx.Int32, hops: fx.Int32):
+    def chase_kernel(following: fx.Tensor, out: fx.Tensor, start: fx.Int32, hops: fx.Int32) -> None:
         if fx.thread_idx.x == 0:
             base = pointer(following)
             index = load_next(base + start, name)
             fn.waitcnt_vmem()
             before, before_constant = fn.memtime(), fn.memrealtime()
-            for _ in range(hops - 1, unroll=1):
+            for _ in range(hops - 1, unroll=1):  # type: ignore[call-overload]
                 index = load_next(base + index, name)
                 fn.waitcnt_vmem()
             after, after_constant = fn.memtime(), fn.memrealtime()
@@ -47,7 +47,9 @@ def build_chase(name: str = "keep") -> Any:
             (cell + 3).store(fx.Int64(fn.xcc_id()))
 
     @flyc.jit
-    def chase(following: fx.Tensor, out: fx.Tensor, start: fx.Int32, hops: fx.Int32, stream: fx.Stream = STREAM):
+    def chase(
+        following: fx.Tensor, out: fx.Tensor, start: fx.Int32, hops: fx.Int32, stream: fx.Stream = STREAM
+    ) -> None:
         chase_kernel(following, out, start, hops).launch(grid=(1, 1, 1), block=(64, 1, 1), stream=stream)
 
     return chase

@@ -38,7 +38,7 @@ def build_ping_pong(scope: str = "system") -> Any:
         rounds: fx.Int32,
         spin_limit: fx.Int32,
         first_party: fx.Int32,
-    ):
+    ) -> None:
         party = first_party + fx.block_idx.x
         if fx.thread_idx.x == 0:
             leads = party == 0
@@ -77,7 +77,7 @@ def build_ping_pong(scope: str = "system") -> Any:
         first_party: fx.Int32,
         parties: fx.Int32,
         stream: fx.Stream = STREAM,
-    ):
+    ) -> None:
         ping_pong_kernel(ping, pong, out, first, rounds, spin_limit, first_party).launch(
             grid=(parties, 1, 1), block=(64, 1, 1), stream=stream
         )

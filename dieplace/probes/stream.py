@@ -33,13 +33,13 @@ def build_stream(blocks: int) -> Any:
     lanes = blocks * THREADS
 
     @flyc.kernel
-    def stream_kernel(src: fx.Tensor, out: fx.Tensor, items: fx.Int32, passes: fx.Int32):
+    def stream_kernel(src: fx.Tensor, out: fx.Tensor, items: fx.Int32, passes: fx.Int32) -> None:
         lane = fx.block_idx.x * THREADS + fx.thread_idx.x
         start = pointer(src, fx.Int128)
         acc = fx.Int32(0)
         rounds = items // (lanes * IN_FLIGHT)
-        for _ in range(passes, unroll=1):
-            for r in range(rounds, unroll=1):
+        for _ in range(passes, unroll=1):  # type: ignore[call-overload]
+            for r in range(rounds, unroll=1):  # type: ignore[call-overload]
                 first = fx.Int64(fx.Int32(r) * (lanes * IN_FLIGHT) + lane)
                 loads = []
                 for u in range_constexpr(IN_FLIGHT):
@@ -53,7 +53,7 @@ def build_stream(blocks: int) -> Any:
         (pointer(out) + lane).store(acc)
 
     @flyc.jit
-    def stream(src: fx.Tensor, out: fx.Tensor, items: fx.Int32, passes: fx.Int32, stream: fx.Stream = STREAM):
+    def stream(src: fx.Tensor, out: fx.Tensor, items: fx.Int32, passes: fx.Int32, stream: fx.Stream = STREAM) -> None:
         stream_kernel(src, out, items, passes).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1), stream=stream)
 
     return stream

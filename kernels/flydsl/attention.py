@@ -208,7 +208,7 @@ def build_attention_split(
         partial_lse: fx.Tensor,
         scale: fx.Float32,
         splits: fx.Int32,
-    ):
+    ) -> None:
         head, index = fx.block_idx.x, fx.block_idx.y
         wave = wave_index()
         query_wave, key_wave = wave // tile.key_waves, wave % tile.key_waves
@@ -231,7 +231,7 @@ def build_attention_split(
         rounds = (end - (start + key_wave * (tile.keys * KEY_STEPS)) + (stride - 1)) // stride
         k_items = pointer(k_cache, fx.Int128)
         v_items = pointer(v_cache, fx.Int128)
-        for it in range(rounds, unroll=1):
+        for it in range(rounds, unroll=1):  # type: ignore[call-overload]
             keys, values, places = [], [], []
             for u in range_constexpr(KEY_STEPS):
                 key = first_key + fx.Int32(it) * stride + u * tile.keys
@@ -301,7 +301,7 @@ def build_attention_split(
         scale: fx.Float32,
         splits: fx.Int32,
         stream: fx.Stream = STREAM,
-    ):
+    ) -> None:
         attention_split_kernel(q, k_cache, v_cache, page_table, lengths, partial, partial_lse, scale, splits).launch(
             grid=(kv_heads, splits, -(-tile.queries // tile.block_queries)),
             block=(tile.waves * WAVE, 1, 1),
@@ -323,7 +323,7 @@ def build_attention_merge(head_dim: int, heads: int, *, sinks: str) -> Any:
     @flyc.kernel
     def attention_merge_kernel(
         partial: fx.Tensor, partial_lse: fx.Tensor, sinks: fx.Tensor, out: fx.Tensor, lse: fx.Tensor, splits: fx.Int32
-    ):
+    ) -> None:
         head, token, d = fx.block_idx.x, fx.block_idx.y, fx.thread_idx.x
         row = token * heads + head
         weights = pointer(partial_lse) + fx.Int64(row) * fx.Int64(splits)
@@ -360,7 +360,7 @@ def build_attention_merge(head_dim: int, heads: int, *, sinks: str) -> Any:
         splits: fx.Int32,
         tokens: fx.Int32,
         stream: fx.Stream = STREAM,
-    ):
+    ) -> None:
         attention_merge_kernel(partial, partial_lse, sinks, out, lse, splits).launch(
             grid=(heads, tokens, 1), block=(threads, 1, 1), stream=stream
         )

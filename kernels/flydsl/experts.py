@@ -169,7 +169,7 @@ def build_expert_gate_up(
     @flyc.kernel
     def expert_gate_up_kernel(
         x: fx.Tensor, ids: fx.Tensor, blocks: fx.Tensor, scales: fx.Tensor, bias: fx.Tensor, out: fx.Tensor
-    ):
+    ) -> None:
         table = shared(fx.SharedAllocator(), fx.Int32, waves, tokens)
         users = expert_users(ids, slots, fx.block_idx.y, tokens, table, wave_index())
         for least, tile in sizes:
@@ -190,7 +190,7 @@ def build_expert_gate_up(
         bias: fx.Tensor,
         out: fx.Tensor,
         stream: fx.Stream = STREAM,
-    ):
+    ) -> None:
         expert_gate_up_kernel(x, ids, blocks, scales, bias, out).launch(
             grid=(-(-matrix_rows // block_rows), slots, 1), block=(threads, 1, 1), stream=stream
         )
@@ -251,7 +251,7 @@ def build_expert_down(
         scales: fx.Tensor,
         bias: fx.Tensor,
         out: fx.Tensor,
-    ):
+    ) -> None:
         wave = wave_index()
         first_row = fx.block_idx.x * wave_rows
         lds = fx.SharedAllocator()
@@ -260,7 +260,7 @@ def build_expert_down(
         for t in range_constexpr(tokens):
             if lane_index() < wave_rows:
                 accumulators[wave, t, lane_index()] = fx.Float32(0.0)
-        for step in range(-(-slots // waves), unroll=1):
+        for step in range(-(-slots // waves), unroll=1):  # type: ignore[call-overload]
             slot = fx.Int32(step) * waves + wave
             here = (slot < slots).select(slot, fx.Int32(0))
             users = expert_users(ids, slots, here, tokens, table, wave)
@@ -293,7 +293,7 @@ def build_expert_down(
         bias: fx.Tensor,
         out: fx.Tensor,
         stream: fx.Stream = STREAM,
-    ):
+    ) -> None:
         expert_down_kernel(x, ids, weights, blocks, scales, bias, out).launch(
             grid=(-(-hidden // wave_rows), 1, 1), block=(waves * WAVE, 1, 1), stream=stream
         )

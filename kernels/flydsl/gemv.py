@@ -44,7 +44,7 @@ def build_gemv_bf16(
     with_bias = bias
 
     @flyc.kernel
-    def gemv_bf16_kernel(weight: fx.Tensor, x: fx.Tensor, bias: fx.Tensor, out: fx.Tensor, n: fx.Int32):
+    def gemv_bf16_kernel(weight: fx.Tensor, x: fx.Tensor, bias: fx.Tensor, out: fx.Tensor, n: fx.Int32) -> None:
         first_row = wave_first_row(tile)
         weights = row_run(tile, pointer(weight), first_row, n, 16, BF16_ITEM)
         runs = RowRuns(weights, None, token_run(x, tokens, k, x_stride), *lane_place(tile))
@@ -59,7 +59,7 @@ def build_gemv_bf16(
     @flyc.jit
     def gemv_bf16(
         weight: fx.Tensor, x: fx.Tensor, bias: fx.Tensor, out: fx.Tensor, n: fx.Int32, stream: fx.Stream = STREAM
-    ):
+    ) -> None:
         grid = ((n + (tile.block_rows - 1)) // tile.block_rows, 1, 1)
         gemv_bf16_kernel(weight, x, bias, out, n).launch(grid=grid, block=(tile.threads, 1, 1), stream=stream)
 
@@ -83,7 +83,7 @@ def build_gemv_mxfp4(
     @flyc.kernel
     def gemv_mxfp4_kernel(
         blocks: fx.Tensor, scales: fx.Tensor, x: fx.Tensor, bias: fx.Tensor, out: fx.Tensor, n: fx.Int32
-    ):
+    ) -> None:
         first_row = wave_first_row(tile)
         weights = row_run(tile, pointer(blocks, fx.Int32), first_row, n, 16, 4)
         bytes_ = row_run(tile, pointer(scales, fx.Uint8), first_row, n, 1, 1)
@@ -105,7 +105,7 @@ def build_gemv_mxfp4(
         out: fx.Tensor,
         n: fx.Int32,
         stream: fx.Stream = STREAM,
-    ):
+    ) -> None:
         grid = ((n + (tile.block_rows - 1)) // tile.block_rows, 1, 1)
         gemv_mxfp4_kernel(blocks, scales, x, bias, out, n).launch(grid=grid, block=(tile.threads, 1, 1), stream=stream)
 

@@ -36,7 +36,7 @@ def build_handoff_put() -> Any:
     """Launcher (x, mailbox, n, tag): word i becomes tag << 32 | bits of x[i]. x fp32, mailbox int64, both (n)."""
 
     @flyc.kernel
-    def handoff_put_kernel(x: fx.Tensor, mailbox: fx.Tensor, n: fx.Int32, tag: fx.Int32):
+    def handoff_put_kernel(x: fx.Tensor, mailbox: fx.Tensor, n: fx.Int32, tag: fx.Int32) -> None:
         i = fx.block_idx.x * THREADS + fx.thread_idx.x
         if i < n:
             bits = (pointer(x) + i).load().bitcast(fx.Int32)
@@ -44,7 +44,7 @@ def build_handoff_put() -> Any:
             fx.generic_store(pointer(mailbox) + i, word, memory_order=MONOTONIC)
 
     @flyc.jit
-    def handoff_put(x: fx.Tensor, mailbox: fx.Tensor, n: fx.Int32, tag: fx.Int32, stream: fx.Stream = STREAM):
+    def handoff_put(x: fx.Tensor, mailbox: fx.Tensor, n: fx.Int32, tag: fx.Int32, stream: fx.Stream = STREAM) -> None:
         grid = ((n + (THREADS - 1)) // THREADS, 1, 1)
         handoff_put_kernel(x, mailbox, n, tag).launch(grid=grid, block=(THREADS, 1, 1), stream=stream)
 
@@ -97,9 +97,9 @@ def build_handoff_sum(*, residual: str, fp32: bool) -> Any:
         n: fx.Int32,
         tag: fx.Int32,
         spin_limit: fx.Int32,
-    ):
+    ) -> None:
         failed, place, seen = fx.Int32(0), fx.Int32(-1), fx.Int32(0)
-        for step in range((n + (threads - 1)) // threads, unroll=1):
+        for step in range((n + (threads - 1)) // threads, unroll=1):  # type: ignore[call-overload]
             i = fx.Int32(step) * threads + fx.thread_idx.x
             if i < n:
                 word, found, left = fx.Int64(0), fx.Int32(0), spin_limit
@@ -131,7 +131,7 @@ def build_handoff_sum(*, residual: str, fp32: bool) -> Any:
         tag: fx.Int32,
         spin_limit: fx.Int32,
         stream: fx.Stream = STREAM,
-    ):
+    ) -> None:
         handoff_sum_kernel(own, mailbox, residual, out, status, n, tag, spin_limit).launch(
             grid=(1, 1, 1), block=(threads, 1, 1), stream=stream
         )
@@ -144,15 +144,17 @@ def build_flag_set() -> Any:
     """Launcher (flag, count, stride, value): everything this device wrote before is visible to who sees the value."""
 
     @flyc.kernel
-    def flag_set_kernel(flag: fx.Tensor, count: fx.Int32, stride: fx.Int32, value: fx.Int32):
+    def flag_set_kernel(flag: fx.Tensor, count: fx.Int32, stride: fx.Int32, value: fx.Int32) -> None:
         fx.memory_fence(ordering=fn.AtomicOrdering.Release)
-        for step in range((count + (WAVE - 1)) // WAVE, unroll=1):
+        for step in range((count + (WAVE - 1)) // WAVE, unroll=1):  # type: ignore[call-overload]
             i = fx.Int32(step) * WAVE + fx.thread_idx.x
             if i < count:
                 fx.generic_store(pointer(flag) + i * stride, value, memory_order=MONOTONIC)
 
     @flyc.jit
-    def flag_set(flag: fx.Tensor, count: fx.Int32, stride: fx.Int32, value: fx.Int32, stream: fx.Stream = STREAM):
+    def flag_set(
+        flag: fx.Tensor, count: fx.Int32, stride: fx.Int32, value: fx.Int32, stream: fx.Stream = STREAM
+    ) -> None:
         flag_set_kernel(flag, count, stride, value).launch(grid=(1, 1, 1), block=(WAVE, 1, 1), stream=stream)
 
     return flag_set
@@ -165,9 +167,9 @@ def build_flag_wait() -> Any:
     @flyc.kernel
     def flag_wait_kernel(
         flag: fx.Tensor, status: fx.Tensor, count: fx.Int32, stride: fx.Int32, value: fx.Int32, spin_limit: fx.Int32
-    ):
+    ) -> None:
         failed, place, seen = fx.Int32(0), fx.Int32(-1), fx.Int32(0)
-        for step in range((count + (WAVE - 1)) // WAVE, unroll=1):
+        for step in range((count + (WAVE - 1)) // WAVE, unroll=1):  # type: ignore[call-overload]
             i = fx.Int32(step) * WAVE + fx.thread_idx.x
             if i < count:
                 found, left, polled = fx.Int32(0), spin_limit, fx.Int32(0)
@@ -193,7 +195,7 @@ def build_flag_wait() -> Any:
         value: fx.Int32,
         spin_limit: fx.Int32,
         stream: fx.Stream = STREAM,
-    ):
+    ) -> None:
         flag_wait_kernel(flag, status, count, stride, value, spin_limit).launch(
             grid=(1, 1, 1), block=(WAVE, 1, 1), stream=stream
         )

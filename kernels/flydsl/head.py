@@ -68,7 +68,7 @@ def build_head(hidden: int, tokens: int, *, rows: int = 4, waves: int = 4) -> An
         best_row: fx.Tensor,
         n: fx.Int32,
         vocab: fx.Int32,
-    ):
+    ) -> None:
         first_row = wave_first_row(tile)
         weights = row_run(tile, pointer(weight), first_row, n, 16, BF16_ITEM)
         runs = RowRuns(weights, None, token_run(x, tokens, hidden), *lane_place(tile))
@@ -113,7 +113,7 @@ def build_head(hidden: int, tokens: int, *, rows: int = 4, waves: int = 4) -> An
         n: fx.Int32,
         vocab: fx.Int32,
         stream: fx.Stream = STREAM,
-    ):
+    ) -> None:
         grid = ((n + (tile.block_rows - 1)) // tile.block_rows, 1, 1)
         head_kernel(x, weight, logits, best, best_row, n, vocab).launch(
             grid=grid, block=(tile.threads, 1, 1), stream=stream
@@ -138,7 +138,7 @@ def build_choose(tokens: int) -> Any:
         token: fx.Tensor,
         candidates: fx.Int32,
         offset: fx.Int32,
-    ):
+    ) -> None:
         t, thread = fx.block_idx.x, fx.thread_idx.x
         top, row = fx.Float32(LOWEST), fx.Int32(NO_ROW)
         for step in range((candidates + (waves * WAVE - 1)) // (waves * WAVE)):
@@ -169,7 +169,7 @@ def build_choose(tokens: int) -> Any:
         candidates: fx.Int32,
         offset: fx.Int32,
         stream: fx.Stream = STREAM,
-    ):
+    ) -> None:
         choose_kernel(best, best_row, value, token, candidates, offset).launch(
             grid=(tokens, 1, 1), block=(waves * WAVE, 1, 1), stream=stream
         )

@@ -40,7 +40,7 @@ def build_mlp_gate_up(hidden: int, tokens: int, *, waves: int = 4) -> Any:
     tile = RowTile(hidden // BF16_ITEM, tokens, hidden // BF16_ITEM, ROWS, waves)
 
     @flyc.kernel
-    def mlp_gate_up_kernel(x: fx.Tensor, gate: fx.Tensor, up: fx.Tensor, out: fx.Tensor, n: fx.Int32):
+    def mlp_gate_up_kernel(x: fx.Tensor, gate: fx.Tensor, up: fx.Tensor, out: fx.Tensor, n: fx.Int32) -> None:
         first_row = wave_first_row(tile)
         halves = []
         for weight in (gate, up):
@@ -53,7 +53,7 @@ def build_mlp_gate_up(hidden: int, tokens: int, *, waves: int = 4) -> Any:
     @flyc.jit
     def mlp_gate_up(
         x: fx.Tensor, gate: fx.Tensor, up: fx.Tensor, out: fx.Tensor, n: fx.Int32, stream: fx.Stream = STREAM
-    ):
+    ) -> None:
         grid = ((n + (tile.block_rows - 1)) // tile.block_rows, 1, 1)
         mlp_gate_up_kernel(x, gate, up, out, n).launch(grid=grid, block=(tile.threads, 1, 1), stream=stream)
 
@@ -74,7 +74,7 @@ def build_mlp_gate_up_mxfp4(hidden: int, tokens: int, *, waves: int = 4) -> Any:
         up_scales: fx.Tensor,
         out: fx.Tensor,
         n: fx.Int32,
-    ):
+    ) -> None:
         first_row = wave_first_row(tile)
         halves = []
         for blocks, scales in ((gate_blocks, gate_scales), (up_blocks, up_scales)):
@@ -96,7 +96,7 @@ def build_mlp_gate_up_mxfp4(hidden: int, tokens: int, *, waves: int = 4) -> Any:
         out: fx.Tensor,
         n: fx.Int32,
         stream: fx.Stream = STREAM,
-    ):
+    ) -> None:
         grid = ((n + (tile.block_rows - 1)) // tile.block_rows, 1, 1)
         mlp_gate_up_mxfp4_kernel(x, gate_blocks, gate_scales, up_blocks, up_scales, out, n).launch(
             grid=grid, block=(tile.threads, 1, 1), stream=stream

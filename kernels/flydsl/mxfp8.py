@@ -51,7 +51,7 @@ def build_quantize_mxfp8() -> Any:
     """
 
     @flyc.kernel
-    def quantize_mxfp8_kernel(x: fx.Tensor, out: fx.Tensor, scales: fx.Tensor, items: fx.Int32):
+    def quantize_mxfp8_kernel(x: fx.Tensor, out: fx.Tensor, scales: fx.Tensor, items: fx.Int32) -> None:
         item = fx.block_idx.x * THREADS + fx.thread_idx.x
         values = load_items(bounded(pointer(x), items * 16, 8), item, fx.BFloat16, 8).to(fx.Float32)
         largest = fx.Int32(0)
@@ -72,7 +72,9 @@ def build_quantize_mxfp8() -> Any:
             (pointer(scales) + block).store(byte.to(fx.Int8))
 
     @flyc.jit
-    def quantize_mxfp8(x: fx.Tensor, out: fx.Tensor, scales: fx.Tensor, items: fx.Int32, stream: fx.Stream = STREAM):
+    def quantize_mxfp8(
+        x: fx.Tensor, out: fx.Tensor, scales: fx.Tensor, items: fx.Int32, stream: fx.Stream = STREAM
+    ) -> None:
         grid = ((items + (THREADS - 1)) // THREADS, 1, 1)
         quantize_mxfp8_kernel(x, out, scales, items).launch(grid=grid, block=(THREADS, 1, 1), stream=stream)
 
@@ -131,7 +133,7 @@ def build_gemv_mxfp4_mxfp8(k: int, tokens: int, *, bias: bool, fp32: bool) -> An
         bias: fx.Tensor,
         out: fx.Tensor,
         n: fx.Int32,
-    ):
+    ) -> None:
         wave, lane = wave_index(), lane_index()
         first_row = fx.block_idx.x * ROWS
         left = n - first_row
@@ -149,7 +151,7 @@ def build_gemv_mxfp4_mxfp8(k: int, tokens: int, *, bias: bool, fp32: bool) -> An
             for r in range_constexpr(rounds):
                 acc, (worst_row, worst_token) = step_product(runs, r * WAVES + wave, acc, (worst_row, worst_token))
         else:
-            for r in range(rounds, unroll=4):
+            for r in range(rounds, unroll=4):  # type: ignore[call-overload]
                 acc, (worst_row, worst_token) = step_product(
                     runs, fx.Int32(r) * WAVES + wave, acc, (worst_row, worst_token)
                 )
@@ -181,7 +183,7 @@ def build_gemv_mxfp4_mxfp8(k: int, tokens: int, *, bias: bool, fp32: bool) -> An
         out: fx.Tensor,
         n: fx.Int32,
         stream: fx.Stream = STREAM,
-    ):
+    ) -> None:
         grid = ((n + (ROWS - 1)) // ROWS, 1, 1)
         gemv_mxfp4_mxfp8_kernel(x, x_scales, blocks, scales, bias, out, n).launch(
             grid=grid, block=(WAVES * WAVE, 1, 1), stream=stream

@@ -65,7 +65,9 @@ def build_rmsnorm(hidden: int, order: str, eps: float, *, residual: bool, fp32_w
     with_residual = residual
 
     @flyc.kernel
-    def rmsnorm_kernel(x: fx.Tensor, residual: fx.Tensor, weight: fx.Tensor, out: fx.Tensor, residual_out: fx.Tensor):
+    def rmsnorm_kernel(
+        x: fx.Tensor, residual: fx.Tensor, weight: fx.Tensor, out: fx.Tensor, residual_out: fx.Tensor
+    ) -> None:
         row = fx.Int64(fx.block_idx.x) * hidden
         thread = fx.thread_idx.x
         nbytes = hidden * 2
@@ -103,7 +105,7 @@ def build_rmsnorm(hidden: int, order: str, eps: float, *, residual: bool, fp32_w
         residual_out: fx.Tensor,
         tokens: fx.Int32,
         stream: fx.Stream = STREAM,
-    ):
+    ) -> None:
         rmsnorm_kernel(x, residual, weight, out, residual_out).launch(
             grid=(tokens, 1, 1), block=(threads, 1, 1), stream=stream
         )
@@ -122,7 +124,7 @@ def build_qk_norm(q_heads: int, kv_heads: int, head_dim: int, eps: float) -> Any
     row_elements = (q_heads + 2 * kv_heads) * head_dim
 
     @flyc.kernel
-    def qk_norm_kernel(qkv: fx.Tensor, q_weight: fx.Tensor, k_weight: fx.Tensor):
+    def qk_norm_kernel(qkv: fx.Tensor, q_weight: fx.Tensor, k_weight: fx.Tensor) -> None:
         item = fx.block_idx.x * 256 + fx.thread_idx.x
         run = bounded(pointer(qkv, offset=fx.Int64(fx.block_idx.y) * row_elements), heads * head_dim * 2, ITEM)
         head, part = split(item, lanes)
@@ -139,7 +141,9 @@ def build_qk_norm(q_heads: int, kv_heads: int, head_dim: int, eps: float) -> Any
         store_items(run, item, normalised(value, inverse, scale, "after_cast"), fx.BFloat16, ITEM)
 
     @flyc.jit
-    def qk_norm(qkv: fx.Tensor, q_weight: fx.Tensor, k_weight: fx.Tensor, tokens: fx.Int32, stream: fx.Stream = STREAM):
+    def qk_norm(
+        qkv: fx.Tensor, q_weight: fx.Tensor, k_weight: fx.Tensor, tokens: fx.Int32, stream: fx.Stream = STREAM
+    ) -> None:
         grid = (-(-heads * lanes // 256), tokens, 1)
         qk_norm_kernel(qkv, q_weight, k_weight).launch(grid=grid, block=(256, 1, 1), stream=stream)
 

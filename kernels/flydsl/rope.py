@@ -63,7 +63,7 @@ def build_rope_kv_append(q_heads: int, kv_heads: int, head_dim: int, half: int) 
         k_cache: fx.Tensor,
         v_cache: fx.Tensor,
         table_rows: fx.Int32,
-    ):
+    ) -> None:
         token = fx.block_idx.y
         item = fx.block_idx.x * THREADS + fx.thread_idx.x
         run = bounded(pointer(qkv, offset=fx.Int64(token) * (row_items * values)), row_items * 2 * values, values)
@@ -110,7 +110,7 @@ def build_rope_kv_append(q_heads: int, kv_heads: int, head_dim: int, half: int) 
         table_rows: fx.Int32,
         tokens: fx.Int32,
         stream: fx.Stream = STREAM,
-    ):
+    ) -> None:
         rope_kv_append_kernel(qkv, cos, sin, positions, slots, q_out, k_cache, v_cache, table_rows).launch(
             grid=(-(-row_items // THREADS), tokens, 1), block=(THREADS, 1, 1), stream=stream
         )

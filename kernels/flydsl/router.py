@@ -65,7 +65,7 @@ def build_router_topk(tokens: int, experts: int, chosen: int) -> Any:
     """
 
     @flyc.kernel
-    def router_topk_kernel(logits: fx.Tensor, ids: fx.Tensor, weights: fx.Tensor, nonfinite: fx.Tensor):
+    def router_topk_kernel(logits: fx.Tensor, ids: fx.Tensor, weights: fx.Tensor, nonfinite: fx.Tensor) -> None:
         token, lane = wave_index(), lane_index()
         run = bounded(pointer(logits, offset=fx.Int64(token) * experts), experts * 4, 1)
         values, numbers, bad = lane_logits(run, experts)
@@ -97,7 +97,7 @@ def build_router_topk(tokens: int, experts: int, chosen: int) -> Any:
     @flyc.jit
     def router_topk(
         logits: fx.Tensor, ids: fx.Tensor, weights: fx.Tensor, nonfinite: fx.Tensor, stream: fx.Stream = STREAM
-    ):
+    ) -> None:
         router_topk_kernel(logits, ids, weights, nonfinite).launch(
             grid=(1, 1, 1), block=(tokens * WAVE, 1, 1), stream=stream
         )

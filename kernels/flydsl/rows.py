@@ -235,7 +235,7 @@ def block_products(tile: RowTile, runs: RowRuns, weights: list[Any], block: Any)
 @flyc.jit
 def walk_rows(tile: RowTile, runs: RowRuns, sums: list[Any], dot: Any) -> list[Any]:
     """The sums of a wave's rows over all steps: `dot` is `dot_bf16` or `dot_mxfp4`."""
-    for iteration in range(tile.chunks, unroll=1):
+    for iteration in range(tile.chunks, unroll=1):  # type: ignore[call-overload]
         sums = dot(tile, runs, sums, chunk_steps(tile, fx.Int32(iteration)))
     for steps in tail_steps(tile):
         sums = dot(tile, runs, sums, steps)

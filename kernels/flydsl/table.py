@@ -10,7 +10,7 @@ and Qwen3-32B with few rows; nothing is measured on a device.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class Sample:
 
     op: str
     what: str
-    operands: dict[str, Tensor | None]
+    operands: Mapping[str, Any]
     attrs: dict[str, Any]
 
 
@@ -73,7 +73,7 @@ def linear_samples() -> Iterator[Sample]:
         yield Sample("gemv_bf16", f"{tokens} x {k}", operands, {})
     for tokens, k in ((1, 2048), (1, 2880), (2, 2880), (4, 2880), (8, 2880)):
         blocks, scales = mxfp4((64,), k)
-        operands = {"x": zeros(tokens, k), "blocks": blocks, "scales": scales, "bias": None, "out": zeros(tokens, 64)}
+        operands = {"x": zeros(tokens, k), "blocks": blocks, "scales": scales, "out": zeros(tokens, 64)}
         yield Sample("gemv_mxfp4", f"{tokens} x {k}", operands, {})
     for tokens in (1, 8):
         blocks, scales = mxfp4((64,), 2880)
@@ -205,7 +205,7 @@ def small_samples() -> Iterator[Sample]:
     mailbox = torch.full((n,), 1 << 32, dtype=torch.int64)
     status = {"status": zeros(2, dtype=I32)}
     yield Sample("handoff_put", f"{n} words", {"x": zeros(n, dtype=F32), "mailbox": mailbox.clone()}, {"tag": 1})
-    own = {"own": zeros(n, dtype=F32), "mailbox": mailbox, "residual": None, "out": zeros(n)}
+    own = {"own": zeros(n, dtype=F32), "mailbox": mailbox, "out": zeros(n)}
     yield Sample("handoff_sum", f"{n} words", {**own, **status}, {"tag": 1})
     yield Sample("flag_set", "1 flag", {"flag": zeros(1, dtype=I32)}, {"value": 1})
     yield Sample("flag_wait", "1 flag", {"flag": zeros(1, dtype=I32) + 1, **status}, {"value": 1})

@@ -73,7 +73,8 @@ def store_items(run: Any, index: Any, values: Any, dtype: Any, items: int) -> No
 
 def shared(allocator: Any, dtype: Any, *shape: int) -> Any:
     """An array of the workgroup in LDS, row-major, of the kernel's one `fx.SharedAllocator()`."""
-    count, strides = 1, []
+    count = 1
+    strides: list[int] = []
     for extent in reversed(shape):
         strides.insert(0, count)
         count *= extent

@@ -105,6 +105,7 @@ def _checks(node: str | None, rocm_path: str | None) -> Iterator[Check]:
     yield _package_check("Triton kernels", "triton", versions, "comes with torch on Linux x86-64 GPU builds")
     yield _package_check("statistics of experiments", "scipy", versions)
     yield _package_check("charts in reports", "matplotlib", versions)
+    yield _cpu_check()
     yield _numa_check()
 
 
@@ -186,6 +187,18 @@ def _state_check() -> Check:
     works = os.access(near, os.W_OK)
     do = None if works else "set XDG_STATE_HOME to a folder that can be written"
     return Check("keep state", works, f"{folder} can{'' if works else 'not'} be written", do)
+
+
+def _cpu_check() -> Check:
+    """CPUs that this process may use: the smaller of its affinity and the cgroup's quota."""
+    from dieplace.binding.host import cpu_quota
+
+    allowed = len(os.sched_getaffinity(0))
+    quota, why = cpu_quota(Sysfs())
+    limit = f"quota of {quota:g} CPUs ({why})" if quota is not None else f"no CPU quota ({why})"
+    few = quota is not None and quota < allowed
+    do = "raise the container's CPU limit: workers are counted by the quota, not by the CPUs" if few else None
+    return Check("use the CPUs", True, f"{allowed} of {os.cpu_count()} allowed, {limit}", do)
 
 
 def _numa_check() -> Check:

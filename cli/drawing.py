@@ -18,6 +18,7 @@ MARGIN, GAP, PAD = 24, 18, 10
 CARD_WIDTH, DIE_HEIGHT, HEAD, FOOT = 302, 104, 46, 26
 BAR, STUB = 26, 18
 PER_ROW = 4
+LEAST_WIDTH = 720  # the captions need it
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,9 @@ def draw(found: Machine, title: str) -> str:
     rows = _rows(found)
     fabric = _fabric(found)
     heights = [_row_height(row, fabric) for row in rows]
-    width = 2 * MARGIN + PER_ROW * CARD_WIDTH + (PER_ROW - 1) * GAP
+    columns = max([1, *(len(row.cards) for row in rows)])
+    bar = columns * CARD_WIDTH + (columns - 1) * GAP
+    width = max(LEAST_WIDTH, 2 * MARGIN + bar)
     top = 64
     height = top + sum(heights) + GAP * len(rows) + 74
     parts = [_text(MARGIN, 34, title, size=19, weight="bold")]
@@ -41,7 +44,7 @@ def draw(found: Machine, title: str) -> str:
         parts.append(_text(MARGIN, 54, "An emulated node: nothing here is a real device.", size=13, fill="#a33"))
     y, joints = top, []
     for row, tall in zip(rows, heights, strict=True):
-        parts += _draw_row(found, row, y, tall, width, fabric)
+        parts += _draw_row(found, row, y, tall, bar, fabric)
         joints.append(y + tall - BAR / 2)
         y += tall + GAP
     if fabric and len(joints) > 1:
@@ -96,12 +99,12 @@ def _card_height(card: Card) -> int:
     return HEAD + -(-(card.dies or 1) // 2) * (DIE_HEIGHT + PAD) + FOOT
 
 
-def _draw_row(found: Machine, row: _Row, y: float, tall: int, width: int, fabric: str) -> Iterator[str]:
-    yield _box(MARGIN, y, width - 2 * MARGIN, BAR, "#eeeeee", "#888888")
+def _draw_row(found: Machine, row: _Row, y: float, tall: int, bar: int, fabric: str) -> Iterator[str]:
+    yield _box(MARGIN, y, bar, BAR, "#eeeeee", "#888888")
     yield _text(MARGIN + PAD, y + 18, row.host, size=13)
     under = y + tall - BAR
     if row.cards and fabric:
-        yield _box(MARGIN, under, width - 2 * MARGIN, BAR, "#f4f0fa", "#7a6a9a")
+        yield _box(MARGIN, under, bar, BAR, "#f4f0fa", "#7a6a9a")
         yield _text(MARGIN + PAD, under + 18, fabric, size=13)
     for index, card in enumerate(row.cards):
         x = MARGIN + index * (CARD_WIDTH + GAP)
@@ -194,12 +197,15 @@ def _devices_line(devices: tuple[Device, ...]) -> str:
 
 
 def _legend(found: Machine, y: float) -> Iterator[str]:
-    many_dies = any(card.dies and card.dies > 1 for card in found.cards)
-    squares = "Squares: XCDs, coloured and named by logical device. Blocks: HBM stacks, coloured by memory domain."
-    yield _text(MARGIN, y + 12, squares + (" Red: the link between dies." if many_dies else ""), fill="#444444")
-    if many_dies:
-        order = "Die numbers follow the driver's XCD order; the physical order was not read anywhere."
-        yield _text(MARGIN, y + 30, order, fill="#444444")
+    lines = [
+        "Squares: XCDs, coloured and named by logical device. Blocks: HBM stacks, coloured by memory domain.",
+    ]
+    if any(card.dies and card.dies > 1 for card in found.cards):
+        lines += [
+            "Red: the link between dies. Die numbers follow the driver's XCD order; the physical order was not read."
+        ]
+    for index, line in enumerate(lines):
+        yield _text(MARGIN, y + 12 + 18 * index, line, fill="#444444")
 
 
 def _text(

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import click
 
 from dieplace.cli import render
 from dieplace.cli.options import settings
 from dieplace.cli.partition_export import export_for
+from dieplace.cli.partition_options import CARDS, CHANGING, PROFILE, ROCM, UNITS, UNVALIDATED
 from dieplace.cli.partition_show import devices_table, show_answer
 from dieplace.errors import Unsupported, UsageError
 from dieplace.exporters import TARGETS as EXPORT_TARGETS
 from dieplace.modes import Mode
 from dieplace.partition.blocking import busy
-from dieplace.partition.control import Control, check_unit
+from dieplace.partition.control import Control, Limits, check_unit
 from dieplace.partition.entry import build, carry_out, control_of, plan_restore
 from dieplace.partition.execute import Outcome, require_privilege
 from dieplace.partition.facts import NodeFacts
@@ -31,8 +30,6 @@ from dieplace.partition.profile import export as export_profile
 from dieplace.partition.profile import read_profile, resolve, select
 from dieplace.partition.verify import mismatches
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 
 @click.group()
 def partition() -> None:
@@ -41,58 +38,6 @@ def partition() -> None:
     A mode is a compute and a memory mode, such as SPX/NPS1 or DPX/NPS2. `plan` and --dry-run change nothing; `set`
     and `apply` check everything first, verify afterwards, and `restore` leads back.
     """
-
-
-def _options(*decorators: Decorator) -> Decorator:
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return decorate
-
-
-def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    if not math.isfinite(value):  # "nan" passes click's range check
-        raise click.BadParameter(f"{value} is not a number of seconds", ctx, param)
-    return value
-
-
-_CARDS = click.option(
-    "--card",
-    "cards",
-    multiple=True,
-    metavar="CARD",
-    help="A card by id, index, PCI address or UUID, or all (the default); may be given again.",
-)
-_ROCM = click.option("--rocm-path", metavar="DIR", help="Use AMD's library from this ROCm instead of the default one.")
-_UNVALIDATED = click.option(
-    "--allow-unvalidated", is_flag=True, help="Take a mode that the driver offers and AMD does not list as supported."
-)
-_UNITS = click.option(
-    "--stop-service",
-    "units",
-    multiple=True,
-    metavar="UNIT",
-    help="Stop this systemd unit for the switch, and start it again; may be given again.",
-)
-_PROFILE = _options(
-    click.option("-f", "--file", "path", required=True, metavar="FILE", help="A TOML profile."),
-    click.option("--profile", metavar="NAME", help="The named mode in it; not needed where there is one."),
-)
-_CHANGING = _options(
-    click.option("--dry-run", is_flag=True, help="Only the plan: the same checks, no write."),
-    click.option("-y", "--yes", is_flag=True, help="Do not ask. Skips the question, never the checks."),
-    click.option(
-        "--wait",
-        type=click.FloatRange(min=0, max=86400),
-        default=0.0,
-        callback=_finite,
-        metavar="SECONDS",
-        help="Wait so long for blockers or another switch to end.",
-    ),
-    _ROCM,
-)
 
 
 @partition.command("show")
@@ -105,10 +50,10 @@ def show_command(ctx: click.Context) -> None:
 
 @partition.command("plan")
 @click.argument("mode")
-@_CARDS
-@_UNVALIDATED
-@_UNITS
-@_ROCM
+@CARDS
+@UNVALIDATED
+@UNITS
+@ROCM
 @click.pass_context
 def plan_command(
     ctx: click.Context,
@@ -126,10 +71,10 @@ def plan_command(
 
 @partition.command("set")
 @click.argument("mode")
-@_CARDS
-@_UNVALIDATED
-@_UNITS
-@_CHANGING
+@CARDS
+@UNVALIDATED
+@UNITS
+@CHANGING
 @click.pass_context
 def set_command(
     ctx: click.Context,
@@ -140,20 +85,23 @@ def set_command(
     dry_run: bool,
     yes: bool,
     wait: float,
+    unload_limit: float,
+    ready_limit: float,
     rocm_path: str | None,
 ) -> None:
     """Switch cards to MODE, verify, and remember how to get back."""
     wanted = Mode.parse(mode)
     control, facts = _node(ctx, rocm_path)
     made = _build(control, facts, _on(facts, cards, wanted), allow_unvalidated, units)
-    _switch(ctx, made, control, dry_run=dry_run, yes=yes, wait_s=wait)
+    limits = Limits(unload_s=unload_limit, ready_s=ready_limit)
+    _switch(ctx, made, control, limits, dry_run=dry_run, yes=yes, wait_s=wait)
 
 
 @partition.command("apply")
-@_PROFILE
-@_UNVALIDATED
-@_UNITS
-@_CHANGING
+@PROFILE
+@UNVALIDATED
+@UNITS
+@CHANGING
 @click.pass_context
 def apply_command(
     ctx: click.Context,
@@ -164,18 +112,21 @@ def apply_command(
     dry_run: bool,
     yes: bool,
     wait: float,
+    unload_limit: float,
+    ready_limit: float,
     rocm_path: str | None,
 ) -> None:
     """Bring the node to a named mode of a profile; nothing happens where it is so already."""
     entries = read_profile(path).named(profile)
     control, facts = _node(ctx, rocm_path)
     made = _build(control, facts, resolve(facts, entries), allow_unvalidated, units)
-    _switch(ctx, made, control, dry_run=dry_run, yes=yes, wait_s=wait)
+    limits = Limits(unload_s=unload_limit, ready_s=ready_limit)
+    _switch(ctx, made, control, limits, dry_run=dry_run, yes=yes, wait_s=wait)
 
 
 @partition.command("assert")
 @click.argument("mode", required=False)
-@_CARDS
+@CARDS
 @click.option("-f", "--file", "path", metavar="FILE", help="Check a profile instead of MODE.")
 @click.option("--profile", metavar="NAME", help="The named mode in it; not needed where there is one.")
 @click.pass_context
@@ -228,12 +179,21 @@ def export_command(ctx: click.Context, profile: str, target: str | None) -> None
 
 
 @partition.command("restore")
-@_CHANGING
+@CHANGING
 @click.pass_context
-def restore_command(ctx: click.Context, dry_run: bool, yes: bool, wait: float, rocm_path: str | None) -> None:
+def restore_command(
+    ctx: click.Context,
+    dry_run: bool,
+    yes: bool,
+    wait: float,
+    unload_limit: float,
+    ready_limit: float,
+    rocm_path: str | None,
+) -> None:
     """Lead back to the state before the last switch, also an interrupted one."""
     control, _ = _node(ctx, rocm_path, loaded=False)
-    _switch(ctx, plan_restore(control), control, dry_run=dry_run, yes=yes, wait_s=wait)
+    limits = Limits(unload_s=unload_limit, ready_s=ready_limit)
+    _switch(ctx, plan_restore(control), control, limits, dry_run=dry_run, yes=yes, wait_s=wait)
 
 
 def _node(ctx: click.Context, rocm_path: str | None, *, loaded: bool = True) -> tuple[Control, NodeFacts]:
@@ -272,7 +232,9 @@ def _answer_plan(ctx: click.Context, made: Plan) -> None:
     render.answer(ctx, "partition-plan/1", payload, source=made.source, table=lambda: lines(made))
 
 
-def _switch(ctx: click.Context, made: Plan, control: Control, *, dry_run: bool, yes: bool, wait_s: float) -> None:
+def _switch(
+    ctx: click.Context, made: Plan, control: Control, limits: Limits, *, dry_run: bool, yes: bool, wait_s: float
+) -> None:
     made = replace(made, command=_command_as_root())
     if dry_run:
         _answer_plan(ctx, made)
@@ -290,6 +252,7 @@ def _switch(ctx: click.Context, made: Plan, control: Control, *, dry_run: bool, 
         made,
         control,
         wait_s=wait_s,
+        limits=limits,
         progress=lambda text: render.say(ctx, f"[{time.monotonic() - started:6.1f} s] {text}"),
     )
     _answer_outcome(ctx, made, control, outcome)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dieplace.backends.base import Holder
 from dieplace.errors import (
     ApplyFailed,
     BackendError,
@@ -107,8 +106,7 @@ def _unload(run: Run, step: Step) -> None:
         run.say("the driver was unloaded and loaded again by somebody else")
         return
     if answer.meaning == "busy":
-        found = run.control.holders()
-        raise busy(blockers(found, run.plan.blast.cards, reload=True) or _module(facts), found.incomplete)
+        raise _in_use(run, facts, answer)
     if answer.meaning == "hung":
         run.hung = True
         raise NotVerified(
@@ -284,5 +282,14 @@ def _card(facts: NodeFacts, bdf: str) -> CardFacts:
     raise NotVerified(f"the card at {bdf} has disappeared", hint="see the kernel log")
 
 
-def _module(facts: NodeFacts) -> tuple[Holder, ...]:
-    return tuple(Holder("module", None, name) for name in facts.module_holders)
+def _in_use(run: Run, facts: NodeFacts, answer: Answer) -> Busy:
+    """Who keeps the driver from unloading; the module's own use count where nobody can be found."""
+    found = run.control.holders()
+    left = blockers(found, run.plan.blast.cards, reload=True)
+    if left or found.incomplete:
+        return busy(left, found.incomplete)
+    return Busy(
+        f"the driver is in use ({facts.module_refs} references), but nobody was found to hold it: {answer}",
+        hint="look for display managers and consoles on the cards",
+        holders=[],
+    )

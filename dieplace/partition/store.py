@@ -153,9 +153,8 @@ class Store:
         if create and os.geteuid() != self.owner:
             raise NotAllowed(f"only user {self.owner} may write {self.directory}", hint="run the command as root")
         if create:
-            os.makedirs(self.directory.parent, mode=0o755, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self.directory, 0o755 if self.shared else 0o700)
+            _make(self.directory.parent, 0o755)
+            _make(self.directory, 0o755 if self.shared else 0o700)
         try:
             folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except (FileNotFoundError, PermissionError):
@@ -190,3 +189,13 @@ class Store:
             f"will not trust the record of earlier switches: {found}",
             hint=f"look at {self.directory} as its owner, and move it away if it is not yours",
         )
+
+
+def _make(folder: Path, mode: int) -> None:
+    """Create a folder, and those above it, with exactly this mode whatever the umask; leave an existing one alone."""
+    if folder.is_dir():
+        return
+    _make(folder.parent, 0o755)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+        os.chmod(folder, mode)

@@ -33,7 +33,7 @@ STATUSES = ("EINVAL", "EBUSY", "EPERM", "EACCES", "EIO", "ENXIO", "ETIMEDOUT", "
 KILLS = ("none", "before", "after")
 HOLDERS = ("none", "compute", "ghost", "drm", "leaves", "late")
 SLOW = ("none", "slow", "eperm", "never")
-CASES = 1200
+CASES = 1040
 
 
 @dataclass(frozen=True)

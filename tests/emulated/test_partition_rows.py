@@ -391,6 +391,20 @@ def test_units_stay_stopped_while_an_unload_hangs_and_restore_starts_them(make: 
     assert log == ["stop", "start"] and truth(node).is_in("SPX/NPS1")
 
 
+def test_an_old_kernel_refuses_for_a_user_of_any_card_and_that_is_busy_not_failure(make: Make) -> None:
+    """Before mid-2025 the KFD lock was the whole node's: a user of gpu1 keeps gpu0 from switching."""
+    node, clock = make(lock="node")
+    node.start_process("elsewhere", excluded_cards=(0,))
+    ctl = control(node, clock)
+    facts = ctl.read()
+    plan = build(ctl, facts, {"gpu0": Mode("DPX", "NPS1")}, allow_unvalidated=True)
+    assert plan.blockers == ()
+    with pytest.raises(Busy) as caught:
+        carry_out(plan, ctl, limits=FAST)
+    assert caught.value.facts["outcome"] == "unchanged" and caught.value.facts["holders"][0]["name"] == "elsewhere"
+    assert truth(node).is_in("SPX/NPS1")
+
+
 def test_slow_start_is_waited_for_with_progress(make: Make) -> None:
     node, clock = make(slow_start_s=40.0, slow_eperm_s=15.0)
     said: list[str] = []

@@ -10,13 +10,21 @@ import contextlib
 import errno
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from dieplace.backends.amd.cards import PCI
 from dieplace.backends.amd.holders import find_holders
 from dieplace.backends.amd.observe import observe
 from dieplace.backends.amd.reload import ModprobeReloader, Reloader
-from dieplace.backends.amd.smi import Smi, answer_of, check_rocm_path, what_to_install
+from dieplace.backends.amd.smi import (
+    Smi,
+    answer_of,
+    changeable_by_others,
+    check_rocm_path,
+    default_rocm,
+    what_to_install,
+)
 from dieplace.backends.base import Holders
 from dieplace.errors import Unsupported
 from dieplace.partition.control import Answer, Clock, Road, SystemClock
@@ -51,12 +59,14 @@ class AmdControl:
         uid: int | None = None,
         road_name: str = "sysfs",
         store: Store,
+        why_no_smi: str | None = None,
     ) -> None:
         self.sysfs, self.source, self.reloader, self.smi = sysfs, source, reloader, smi
         self.clock: Clock = clock or SystemClock()
         self.uid = os.geteuid() if uid is None else uid
         self.road_name = road_name
         self.store = store
+        self.why_no_smi = why_no_smi
         self._ids: dict[str, str] = {}
         self._road: Road | None = None
 
@@ -89,7 +99,8 @@ class AmdControl:
 
     def _choose_road(self) -> Road:
         if self.smi is None:
-            return Road(f"through {self.road_name}", f"through {self.road_name}")
+            notes = (f"Writes go to sysfs, because {self.why_no_smi}.",) if self.why_no_smi else ()
+            return Road(f"through {self.road_name}", f"through {self.road_name}", notes)
         reply = self.smi.ask("versions")
         if not reply["ok"]:
             note = f"Writes go to sysfs, because {what_to_install(reply)}."
@@ -227,6 +238,10 @@ def live_control(sysfs: Sysfs, *, rocm_path: str | None = None) -> AmdControl:
     """Control of the node this runs on; Unsupported for a tree that is not the live root."""
     if str(sysfs.root) != "/":
         raise Unsupported("this is a recording, not a node: there is nothing to switch", hint="use the live node")
-    smi = Smi(check_rocm_path(rocm_path) if rocm_path else None)
     store = Store(LIVE_DIRECTORY, owner=0, shared=True)
-    return AmdControl(sysfs, source="live", reloader=ModprobeReloader(), smi=smi, store=store)
+    smi: Smi | None = Smi(check_rocm_path(rocm_path) if rocm_path else None)
+    why = None
+    default = Path(default_rocm() or "/") / "lib" / "libamd_smi.so"
+    if rocm_path is None and os.geteuid() == 0 and default.exists() and (part := changeable_by_others(default)):
+        smi, why = None, f"root does not load a library from {part}, which others may change"
+    return AmdControl(sysfs, source="live", reloader=ModprobeReloader(), smi=smi, store=store, why_no_smi=why)

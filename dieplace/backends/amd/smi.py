@@ -112,16 +112,22 @@ def check_rocm_path(path: str) -> str:
     library = real / "lib" / "libamd_smi.so"
     if not library.exists():
         raise UsageError(f"{path} holds no lib/libamd_smi.so", hint="name the ROCm folder, for example /opt/rocm-7.0.2")
-    if os.geteuid() == 0:
-        for part in (library.resolve(), library.parent, *library.resolve().parents):
-            found = os.stat(part)
-            sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-            if found.st_uid != 0 or (found.st_mode & 0o022 and not sticky):
-                raise UsageError(
-                    f"{part} may be changed by others than root, so root will not load a library from it",
-                    hint="install ROCm in a folder that only root can write",
-                )
+    if os.geteuid() == 0 and (part := changeable_by_others(library)) is not None:
+        raise UsageError(
+            f"{part} may be changed by others than root, so root will not load a library from it",
+            hint="install ROCm in a folder that only root can write",
+        )
     return str(real)
+
+
+def changeable_by_others(library: Path) -> Path | None:
+    """The first part of a library's path that somebody other than root could replace, or None."""
+    for part in (library.resolve(), library.parent, *library.resolve().parents):
+        found = os.stat(part)
+        sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        if found.st_uid != 0 or (found.st_mode & 0o022 and not sticky):
+            return part
+    return None
 
 
 def answer_of(reply: dict[str, Any], versions: dict[str, str]) -> Answer:

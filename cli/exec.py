@@ -34,6 +34,10 @@ _KEEP_CODES = (2, 3, 4, 126, 127)
 @click.option(
     "--keep-visible", is_flag=True, help="With the two above: all devices stay visible, only the host side differs."
 )
+@click.option(
+    "--visible-by", type=click.Choice(("rocr", "hip")), default="rocr", show_default=True,
+    help="AMD: the variable that hides the other devices; hip for programs that refuse ROCR_VISIBLE_DEVICES (Ray).",
+)  # fmt: skip
 @click.option("-m", "--membind", metavar="NODES", help="Allocate host memory on these NUMA nodes only.")
 @click.option("-p", "--preferred", metavar="NODE", help="Prefer this NUMA node for host memory.")
 @click.option("-i", "--interleave", metavar="NODES", help="Spread host memory over these NUMA nodes.")
@@ -103,8 +107,8 @@ def _request(ctx: click.Context, words: dict[str, Any]) -> Request:
     chosen = settings(ctx)
     return Request(
         devices=names or None, per_device=words["per_device"], by_rank=words["by_rank"],
-        keep_visible=words["keep_visible"], cpus=words["cpus"], cpunodes=words["cpunodebind"], policy=policy,
-        nodes=nodes, backend=chosen.backend, node=chosen.node,
+        keep_visible=words["keep_visible"], visible_by=words["visible_by"], cpus=words["cpus"],
+        cpunodes=words["cpunodebind"], policy=policy, nodes=nodes, backend=chosen.backend, node=chosen.node,
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ class Request:
     per_device: bool = False
     by_rank: bool = False
     keep_visible: bool = False
+    visible_by: str = "rocr"
     cpus: str | None = None
     cpunodes: str | None = None
     policy: str | None = None
@@ -80,7 +81,7 @@ def prepare(request: Request, environ: Mapping[str, str]) -> tuple[Prepared, ...
         return tuple(_one(view, devices, i, host, wish, request, environ) for i in range(len(devices)))
     if request.by_rank:
         return (_one(view, devices, require_rank(environ, len(devices)), host, wish, request, environ),)
-    return (_together(view, devices, host, wish),)
+    return (_together(view, devices, wish, request.visible_by),)
 
 
 def device_binding(view: View, devices: Sequence[Device], index: int) -> Binding:
@@ -106,7 +107,9 @@ def _one(
     environ: Mapping[str, str],
 ) -> Prepared:  # fmt: skip
     shown = devices if request.keep_visible else devices[index : index + 1]
-    added = environment(view, shown) | {"DIEPLACE_DEVICE": devices[index].id} | _emulated_words(view)
+    added = (
+        environment(view, shown, by=request.visible_by) | {"DIEPLACE_DEVICE": devices[index].id} | _emulated_words(view)
+    )
     if request.per_device:
         added |= _rank_words(index, len(devices), environ)
     near = device_binding(view, devices, index)
@@ -115,7 +118,7 @@ def _one(
     return _prepared(view, devices[index].id, shown, added, near, wish)
 
 
-def _together(view: View, devices: tuple[Device, ...], host: Host, wish: Binding) -> Prepared:
+def _together(view: View, devices: tuple[Device, ...], wish: Binding, by: str) -> Prepared:
     """One program for several devices: the CPUs of all their nodes, memory near the first or over all of them."""
     seen = host_of(view.machine)
     near = [plan.near(seen, number, who=device.id) for number, device in _first_of_each_node(devices).items()]
@@ -128,7 +131,9 @@ def _together(view: View, devices: tuple[Device, ...], host: Host, wish: Binding
         tuple(dict.fromkeys(text for item in near for text in item.reasons)),
         tuple(dict.fromkeys(text for item in near for text in item.incomplete)),
     )
-    return _prepared(view, devices[0].id, devices, environment(view, devices) | _emulated_words(view), joined, wish)
+    return _prepared(
+        view, devices[0].id, devices, environment(view, devices, by=by) | _emulated_words(view), joined, wish
+    )
 
 
 def _first_of_each_node(devices: tuple[Device, ...]) -> dict[int | None, Device]:

@@ -74,10 +74,8 @@ def _devices(prepared: Prepared, answer: dict[str, Any]) -> list[Check]:
     checks = [Check(label, "devices", str(len(prepared.devices)), str(len(seen)), len(seen) == len(prepared.devices))]
     for device, found in zip(prepared.devices, seen, strict=False):
         checks.append(Check(label, f"{device.id} BDF", device.bdf, found["bdf"], _same_bdf(device.bdf, found["bdf"])))
-        if device.cus is not None:
-            checks.append(
-                Check(label, f"{device.id} CUs", str(device.cus), str(found["cus"]), device.cus == found["cus"])
-            )
+        same = None if device.cus is None else device.cus == found["cus"]
+        checks.append(Check(label, f"{device.id} CUs", str(device.cus or "not known"), str(found["cus"]), same))
         if device.memory_limit_bytes is not None:
             near = abs(found["bytes"] - device.memory_limit_bytes) <= MEMORY_TOLERANCE * device.memory_limit_bytes
             told = str(device.memory_limit_bytes), str(found["bytes"])

@@ -7,11 +7,14 @@ some servers compare with it, is brought in line where the caller had set it. NV
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dieplace.errors import NoSuchDevice, Unsupported
+from dieplace.errors import BackendError, NoSuchDevice, Unsupported
 from dieplace.machine import Device, Machine
 
 AMD_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
@@ -26,6 +29,7 @@ class View:
     walk: Mapping[str, int]  # device id -> index with no variable set; missing: the runtime cannot open it
     walk_whys: Mapping[str, str]
     environ: Mapping[str, str]
+    after_rocr: Mapping[str, int] = field(default_factory=dict)  # index with the caller's ROCR_VISIBLE_DEVICES alone
 
     @property
     def vendor(self) -> str:
@@ -67,17 +71,22 @@ def chosen_devices(view: View, names: Sequence[str] | None) -> tuple[Device, ...
     return tuple(devices)
 
 
-def environment(view: View, devices: Sequence[Device]) -> dict[str, str]:
-    """What to set so that the program's device 0, 1, ... are `devices`."""
+def environment(view: View, devices: Sequence[Device], *, by: str = "rocr") -> dict[str, str]:
+    """What to set so that the program's device 0, 1, ... are `devices`.
+
+    `by="hip"` leaves ROCR_VISIBLE_DEVICES as the caller had it and chooses with HIP's variable alone: Ray from 2.45 on
+    refuses to start where ROCR's is set (ray PR 51104). ROCr then still opens every device.
+    """
     told = {"DIEPLACE_DEVICE": ",".join(device.id for device in devices)}
     if view.vendor == "nvidia":
         return told | {"CUDA_VISIBLE_DEVICES": ",".join(_uuid(view.machine, device) for device in devices)}
-    count = ",".join(str(index) for index in range(len(devices)))
-    told |= {
-        "ROCR_VISIBLE_DEVICES": ",".join(str(view.walk[device.id]) for device in devices),
-        "HIP_VISIBLE_DEVICES": count,
-    }
-    return told | ({"CUDA_VISIBLE_DEVICES": count} if "CUDA_VISIBLE_DEVICES" in view.environ else {})
+    if by == "hip":
+        hip = ",".join(str(view.after_rocr[device.id]) for device in devices)
+    else:
+        told["ROCR_VISIBLE_DEVICES"] = ",".join(str(view.walk[device.id]) for device in devices)
+        hip = ",".join(str(index) for index in range(len(devices)))
+    told["HIP_VISIBLE_DEVICES"] = hip
+    return told | ({"CUDA_VISIBLE_DEVICES": hip} if "CUDA_VISIBLE_DEVICES" in view.environ else {})
 
 
 def look(backend_name: str | None, node: str | None, environ: Mapping[str, str]) -> View:
@@ -85,17 +94,50 @@ def look(backend_name: str | None, node: str | None, environ: Mapping[str, str])
     from dieplace.discover import open_backend
 
     backend: Any = open_backend(backend_name, node=node)
-    if not hasattr(backend, "environ"):  # NVIDIA: the driver itself reads this process's variables
-        machine: Machine = backend.snapshot(links=False)
-        return View(machine, {device.id: index for index, device in enumerate(machine.devices)}, {}, environ)
+    if backend.name == "nvidia":
+        return _nvidia_view(backend.snapshot(links=False, ask_cuda=False), environ)
+    if not hasattr(backend, "environ"):
+        return View(backend.snapshot(links=False), {}, {}, environ)
+    machine = _snapshot(backend, environ)
+    bare = _snapshot(backend, {}) if any(name in environ for name in AMD_VARIABLES) else machine
+    rocr = {name: environ[name] for name in AMD_VARIABLES[:1] if name in environ}
+    after_rocr = _snapshot(backend, rocr) if rocr else bare
     backend.environ = environ
-    machine = bare = backend.snapshot(links=False)
-    if any(name in environ for name in AMD_VARIABLES):
-        backend.environ = {}
-        bare = backend.snapshot(links=False)
-        backend.environ = environ
-    walk = {device.id: device.runtime_index for device in bare.devices if device.runtime_index is not None}
-    return View(machine, walk, {device.id: device.whys.get("runtime_index", "") for device in bare.devices}, environ)
+    whys = {device.id: device.whys.get("runtime_index", "") for device in bare.devices}
+    return View(machine, _indices(bare), whys, environ, _indices(after_rocr))
+
+
+def _snapshot(backend: Any, environ: Mapping[str, str]) -> Machine:
+    backend.environ = environ
+    machine: Machine = backend.snapshot(links=False)
+    return machine
+
+
+def _indices(machine: Machine) -> dict[str, int]:
+    return {device.id: device.runtime_index for device in machine.devices if device.runtime_index is not None}
+
+
+def _nvidia_view(machine: Machine, environ: Mapping[str, str]) -> View:
+    """CUDA must not start in this process, or it would never look at what we set; a child says what is visible."""
+    order = [device.bdf for device in machine.devices]
+    if environ.get("CUDA_VISIBLE_DEVICES") is not None:
+        order = _visible_to_cuda(environ)
+    index = {bdf: place for place, bdf in enumerate(order)}
+    devices = tuple(replace(device, runtime_index=index.get(device.bdf)) for device in machine.devices)
+    walk = {device.id: place for place, device in enumerate(devices)}
+    return View(replace(machine, devices=devices), walk, {}, environ)
+
+
+def _visible_to_cuda(environ: Mapping[str, str]) -> list[str]:
+    command = [sys.executable, "-m", "dieplace.binding.readback", "nvidia"]
+    try:
+        done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, timeout=120, check=True)
+        answer = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise BackendError(f"the CUDA driver cannot be asked: {error}", hint="see: nvidia-smi") from error
+    if answer["devices"] is None:
+        raise BackendError(f"the CUDA driver cannot be asked: {answer['devices_why']}", hint="see: nvidia-smi")
+    return [str(device["bdf"]) for device in answer["devices"]]
 
 
 def _by_name(machine: Machine, name: str) -> tuple[Device, ...]:

@@ -75,6 +75,9 @@ def test_every_device_under_every_mix_of_variables(tmp_path: Path, mode: str) ->
             assert after.order == (entry.id,), (mode, inherited, added)
             assert added["DIEPLACE_DEVICE"] == entry.id
             assert ("CUDA_VISIBLE_DEVICES" in added) == ("CUDA_VISIBLE_DEVICES" in inherited)
+            by_hip = visibility.environment(view, devices, by="hip")
+            assert "ROCR_VISIBLE_DEVICES" not in by_hip
+            assert visible(entries, {**inherited, **by_hip}).order == (entry.id,)
 
 
 @pytest.mark.parametrize("inherited", _reordered(16))

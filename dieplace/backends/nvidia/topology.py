@@ -13,15 +13,20 @@ from dieplace.sysfs import Sysfs
 
 NO_XCCS = "NVIDIA GPUs have no XCDs"
 NO_MODE = "NVIDIA GPUs are not partitioned here (MIG is left alone)"
+NOT_ASKED = "the CUDA driver was not asked, so as not to start it here"
 NO_LATENCY = "the driver reports no latency"
 
 
-def snapshot(sysfs: Sysfs, session: Any) -> Machine:
-    """Cards in BDF order; SM counts stand in `cus`; the index is the one this process sees."""
+def snapshot(sysfs: Sysfs, session: Any, *, ask_cuda: bool = True) -> Machine:
+    """Cards in BDF order; SM counts stand in `cus`; the index is the one this process sees.
+
+    Asking CUDA starts its driver in this process, which then looks at CUDA_VISIBLE_DEVICES never again: with
+    `ask_cuda=False` it is not started, and SM counts and indices stay unknown.
+    """
     with Nvml() as nvml:
         gpus, version = nvml.gpus(), nvml.version()
         links = [_link(a, b, nvml.joined_by_nvlink(a.index, b.index), gpus) for a in gpus for b in gpus if a is not b]
-    seen = cuda_view()
+    seen = cuda_view() if ask_cuda else NOT_ASKED
     nodes = {gpu.bdf: _numa_node(sysfs, gpu.bdf) for gpu in gpus}
     return Machine(
         source="live",
@@ -30,7 +35,7 @@ def snapshot(sysfs: Sysfs, session: Any) -> Machine:
         devices=tuple(_device(i, gpu, seen, nodes[gpu.bdf]) for i, gpu in enumerate(gpus)),
         domains=(*(_domain(i, gpu, nodes[gpu.bdf]) for i, gpu in enumerate(gpus)), *host_domains(sysfs)),
         links=tuple(links),
-        notes=(f"the CUDA driver cannot be asked: {seen}",) if isinstance(seen, str) else (),
+        notes=(f"the CUDA driver cannot be asked: {seen}",) if ask_cuda and isinstance(seen, str) else (),
         stamp=(sysfs.read_or_none("/proc/sys/kernel/random/boot_id"), None),
         host={"kernel": sysfs.read_or_none("/proc/sys/kernel/osrelease"), "nvidia_driver": version},
         session=session,

@@ -60,6 +60,14 @@ def list_experiments(ctx: click.Context) -> None:
 @click.option("--precision", default="mxfp4", show_default=True, help="Of the dense parts: released, fp8 or mxfp4.")
 @click.option("--context", default=1024, show_default=True, type=click.IntRange(1), help="Tokens of context.")
 @click.option("--shards", default=2, show_default=True, type=click.IntRange(1, 2), help="2: halves on both dies.")
+@click.option(
+    "--bytes",
+    "bytes_from",
+    type=click.Choice(["shapes", "counted"]),
+    default="shapes",
+    show_default=True,
+    help="What a step reads: from the model's sizes, or counted by running the kernels on the emulator.",
+)
 @click.option("--arms", default="", metavar="A,B", help="Arms to compare.  [default: the experiment's own]")
 @click.option("--label", default="", help="A line of your own, kept in the run.")
 @click.option(
@@ -73,6 +81,7 @@ def run_experiment(
     precision: str,
     context: int,
     shards: int,
+    bytes_from: str,
     arms: str,
     label: str,
     out: str | None,
@@ -83,8 +92,10 @@ def run_experiment(
     experiment = registry.get(name)
     backend = _backend_name(ctx)
     options = registry.Options(
-        model, precision, context, shards, tuple(a.strip() for a in arms.split(",") if a.strip()), label
+        model, precision, context, shards, tuple(a.strip() for a in arms.split(",") if a.strip()), label, bytes_from
     )
+    if bytes_from == "counted":
+        render.say(ctx, "counting bytes by running the kernels on the emulator: a minute or more unless cached")
     folder = _new_folder(name, out)
     with render.progress(ctx, name, experiment.steps or None) as step:
         runs, paths = [], []

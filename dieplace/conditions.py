@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dieplace.machine import Machine
+from dieplace.sysfs import Sysfs
 
 
 @dataclass(frozen=True)
@@ -98,14 +99,10 @@ def _cpu_model(_: Machine | None) -> Any:
 
 
 def _cpu_quota(_: Machine | None) -> Any:
-    # Affinity is not quota: a container may see 64 CPUs and be given two (cpython issue 149452).
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return Unknown("no cgroup v2 cpu.max here")
-    if quota == "max":
-        return Unknown("cpu.max sets no quota")
-    return int(quota) / int(period)
+    from dieplace.binding.host import cpu_quota
+
+    granted, where = cpu_quota(Sysfs("/"))
+    return Unknown(where) if granted is None else granted
 
 
 def _of_machine(read: Callable[[Machine], Any], why: str) -> Callable[[Machine | None], Any]:

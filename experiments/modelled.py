@@ -29,9 +29,14 @@ from dieplace.workload import Workload
 CARD = "gpu0"
 PLACED_ROLES = ("weights", "kv_cache", "sync_flag")
 RANGE_METHOD = f"value of set {HEADLINE_SET}; range over parameter sets {', '.join(s.name for s in PARAMETER_SETS)}"
+BYTES_FROM = ("shapes", "counted")
+_BYTES_NOTES = {
+    "shapes": "bytes are computed from the model's shape; what is placed and audited is the full model in emulated HBM",
+    "counted": "bytes are counted by running the kernels' own ISA on the emulator; what is placed and audited is the"
+    " full model in emulated HBM",
+}
 NOTES = (
     "modelled: time comes from the clock's parameter sets, not from hardware; there are no samples",
-    "bytes are computed from the model's shape; what is placed and audited is the full model in emulated HBM",
     "sets A and B are calibrated on AMD's blog of 2026-10-20 as a second article reports it; C has nothing fitted",
 )
 SAME_NOTE = "the model cannot tell DPX/NPS1 from SPX/NPS1: crossings between two devices are not modelled"
@@ -58,6 +63,8 @@ def refuse_elsewhere(experiment: str, backend: str, why: str | None, options: Op
         raise Unsupported(f"{experiment} cannot run on the {backend} backend: {why}", hint="name --backend emulated")
     if options.shards != 2:
         raise UsageError(f"{experiment} has no {options.shards}-shard form yet", hint="use --shards 2")
+    if options.bytes_from not in BYTES_FROM:
+        raise UsageError(f"bytes from {options.bytes_from!r}?", hint=f"one of {', '.join(BYTES_FROM)}")
 
 
 def emulated_only(backend: str) -> str | None:
@@ -71,6 +78,26 @@ def workload_of(options: Options, **changes: Any) -> Workload:
     """The decode step that the options name."""
     asked = {"precision": options.precision, "context_tokens": options.context_tokens, "shards": options.shards}
     return stages(options.model, **{**asked, **changes})
+
+
+def timed_workload(workload: Workload, options: Options) -> Workload:
+    """What the clock is given: the step itself, or the same step with its bytes counted on the emulator.
+
+    Counting takes seconds to a minute where the kernels changed since the last time; Unsupported for formats that no
+    decode kernel reads, UsageError for rounds of several tokens.
+    """
+    if options.bytes_from == "shapes":
+        return workload
+    if workload.tokens != 1:
+        raise UsageError("bytes are counted for one token only", hint="use --bytes shapes")
+    from dieplace.kernels.counts import counted_stages
+
+    return counted_stages(
+        options.model,
+        precision=options.precision,
+        context_tokens=workload.context_tokens,
+        shards=workload.shards,
+    )
 
 
 def run_block(
@@ -89,14 +116,16 @@ def run_block(
         placed: tuple[Workload | None, tuple[Buffer, ...]] = (None, ())
         for spec in chosen:
             workload = spec.workload or base
+            timed = timed_workload(workload, options)
             if placed[0] != workload:
                 _free(placed[1])
                 placed = (workload, _place(machine, workload, options))
                 progress(f"{mode}: {sum(b.nbytes for b in placed[1]) / 1e9:.1f} GB placed on {CARD}")
-            points.append(_point(machine, workload, placed[1], spec, movable))
+            points.append(_point(machine, timed, placed[1], spec, movable))
             progress(f"{mode}: {spec.arm} audited and timed")
         _free(placed[1])
-        return _as_run(experiment, block, mode, machine, base, options, tuple(points), movable)
+        timed = timed_workload(base, options)
+        return _as_run(experiment, block, mode, machine, (base, timed), options, tuple(points), movable)
 
 
 def as_quantity(found: Ranged, unit: str) -> Quantity:
@@ -225,23 +254,26 @@ def _as_run(
     block: str,
     mode: str,
     machine: Machine,
-    workload: Workload,
+    workloads: tuple[Workload, Workload],
     options: Options,
     points: tuple[Point, ...],
     movable: bool,
 ) -> Run:
+    placed, workload = workloads
+    code = workload.bytes_from.rpartition(" ")[2] if options.bytes_from == "counted" else None
     conditions = collect(
         machine,
-        code_hash=Unknown(_NOTHING_RAN),
+        code_hash=code or Unknown(_NOTHING_RAN),
         timer="clock",
-        workload=f"{workload.name}, context {options.context_tokens}, {options.shards} shards",
+        workload=f"{workload.name}, context {options.context_tokens}, {options.shards} shards, bytes from"
+        f" {options.bytes_from}",
         parameter_sets=[s.name for s in PARAMETER_SETS],
         core_clock_mhz=Unknown("an emulated node has no clocks"),
         memory_clock_mhz=Unknown("an emulated node has no clocks"),
         power_w=Unknown("an emulated node draws no power"),
         temperature_c=Unknown("an emulated node has no temperature"),
     )
-    stored = pieces(model_shape(options.model), workload, options.precision)
+    stored = pieces(model_shape(options.model), placed, options.precision)
     return Run(
         experiment=experiment,
         block=block,
@@ -254,8 +286,15 @@ def _as_run(
         created=str(conditions["taken_at"]),
         label=options.label,
         seed_why="modelled: nothing is shuffled",
-        code_hash_why=_NOTHING_RAN,
-        notes=(*NOTES, *(() if movable else (SAME_NOTE,)), *workload.notes),
+        code_hash=code,
+        code_hash_why=None if code else _NOTHING_RAN,
+        notes=(
+            NOTES[0],
+            _BYTES_NOTES[options.bytes_from],
+            *NOTES[1:],
+            *(() if movable else (SAME_NOTE,)),
+            *workload.notes,
+        ),
         facts={
             "mode": mode,
             "local_guaranteed": movable,

@@ -19,7 +19,9 @@ Progress = Callable[[str], None]
 class Options:
     """What a caller chooses; an experiment refuses what it has no use for.
 
-    `arms` empty means the experiment's own default. `shards`: 2 is tensor-parallel halves on both dies.
+    `arms` empty means the experiment's own default. `shards`: 2 is tensor-parallel halves on both dies. `bytes_from`:
+    `shapes` computes what a step reads from the model's sizes, `counted` counts it by running the FlyDSL kernels' ISA
+    on the emulator.
     """
 
     model: str = "gpt-oss-120b"
@@ -28,6 +30,7 @@ class Options:
     shards: int = 2
     arms: tuple[str, ...] = ()
     label: str = ""
+    bytes_from: str = "shapes"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from dieplace.clock import arm
 from dieplace.errors import UsageError
-from dieplace.experiments.modelled import Spec, emulated_only, refuse_elsewhere, run_block, workload_of
+from dieplace.experiments.modelled import Spec, emulated_only, refuse_elsewhere, run_block, timed_workload, workload_of
 from dieplace.experiments.registry import Experiment, Options, Progress
 from dieplace.run import Run
 
@@ -26,7 +26,7 @@ def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
     """
     refuse_elsewhere("weight-swap", backend, emulated_only(backend), options)
     specs = [_spec(name) for name in options.arms or DEFAULT_ARMS]
-    workload_of(options)
+    timed_workload(workload_of(options), options)
     for block, mode in BLOCKS.items():
         # A mode without local memory has one arm: what local() gives there.
         chosen = specs if block == "dpx-nps2" else [_spec("local")]

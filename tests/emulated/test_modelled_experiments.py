@@ -81,6 +81,28 @@ def test_cache_type_separates_type_from_distance() -> None:
     }
 
 
+def test_counted_bytes_reach_the_clock_and_name_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts are stood in for: 1 MB of weights in each of two stages, nothing else, so the time is known."""
+    from dieplace.kernels import counts
+
+    made = counts.Counts({"qkv": {"weights": 10**6}, "experts": {"weights": 10**6}}, ("abc",), 1)
+    monkeypatch.setattr(counts, "counts_of", lambda *words, **options: made)
+    options = Options(bytes_from="counted")
+    (found,) = run("cache-type", options)
+    read = {s["stage"]: s["stream_us"] for s in found.point("local").stages}
+    assert read["qkv"] == read["experts"] == pytest.approx(1 / 6.346)
+    assert sum(read.values()) == pytest.approx(2 / 6.346)
+    assert (
+        found.code_hash == found.conditions["code_hash"] and found.code_hash is not None and len(found.code_hash) == 12
+    )
+    assert any("counted by running" in note for note in found.notes)
+    assert dies(found, "local", "weights") == dies(run("cache-type", Options())[0], "local", "weights")
+    with pytest.raises(UsageError, match="one token only"):
+        next(registry.get("verify").run("emulated", options, lambda text: None))
+    with pytest.raises(UsageError, match="shapes, counted"):
+        next(registry.get("placement").run("emulated", Options(bytes_from="air"), lambda text: None))
+
+
 @pytest.mark.parametrize("name", [n for n in registry.experiment_names() if n != "weight-swap"])
 def test_refusals(name: str) -> None:
     experiment = registry.get(name)

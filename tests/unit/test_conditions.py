@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
+from pathlib import Path
 
 import pytest
 
 from dieplace import conditions
 from dieplace.conditions import CONDITIONS, Unknown, collect, differing
+from dieplace.sysfs import Sysfs
 
 
 def test_every_key_is_there_and_null_has_a_why() -> None:
@@ -31,26 +33,17 @@ def test_facts_come_from_the_host_not_from_us() -> None:
     assert found["cpus_allowed"] == len(os.sched_getaffinity(0))
 
 
-def test_quota_is_stored_beside_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quota_is_stored_beside_affinity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`cpu.max` 200000 100000 with 64 allowed CPUs is 64 and 2.0 (case c11)."""
-
-    class File:
-        text = "200000 100000\n"
-
-        def __init__(self, name: str) -> None:
-            assert name == "/sys/fs/cgroup/cpu.max"
-
-        def read_text(self) -> str:
-            return self.text
-
-    monkeypatch.setattr(conditions, "Path", File)
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text("200000 100000\n")
+    monkeypatch.setattr(conditions, "Sysfs", lambda root: Sysfs(tmp_path))
     monkeypatch.setattr(conditions.os, "sched_getaffinity", lambda _: set(range(64)))
-    by_key = {c.key: c.collect for c in CONDITIONS}
-    allowed, quota = by_key["cpus_allowed"], by_key["cpu_quota_cpus"]
-    assert allowed is not None and quota is not None
-    assert (allowed(None), quota(None)) == (64, 2.0)
-    File.text = "max 100000\n"
-    assert isinstance(quota(None), Unknown)
+    found = collect(None)
+    assert (found["cpus_allowed"], found["cpu_quota_cpus"]) == (64, 2.0)
+    (group / "cpu.max").write_text("max 100000\n")
+    assert collect(None)["cpu_quota_cpus"] is None
 
 
 def test_given_values_are_checked() -> None:

@@ -160,7 +160,7 @@ def _hbm_share(run: Run | None) -> float | None:
     """Percent of the card's memory in the domain of die 0."""
     if run is None:
         return None
-    sizes = {tuple(d["dies"]): d["total_bytes"] for d in run.machine["domains"]}
+    sizes = {tuple(d["dies"]): d["total_bytes"] for d in run.machine["domains"] if d["card"] is not None}
     return 100 * sizes[(0,)] / sum(sizes.values()) if (0,) in sizes else None
 
 

@@ -171,3 +171,16 @@ def test_a_block_or_arm_that_is_missing_leaves_its_rows_empty(runs: list[Run]) -
         found = {row.claim: row for row in rows(some)}
         assert (found["placement alone"].modelled is None) == (some[0].block != "spx-nps1")
         assert found["with speculation on top"].residual is None
+
+
+def test_counted_rows_hold_by_construction(runs: list[Run]) -> None:
+    """Two dies with half of the HBM each, two devices, all of it local: the emulated node must not say otherwise."""
+    found = {row.claim: row for row in rows(runs)}
+    for claim, value in (
+        ("HBM on each of the two dies", 50.0),
+        ("default mode: reads that cross the die-to-die link", 50.0),
+        ("DPX/NPS2: logical devices per card", 2.0),
+        ("DPX/NPS2: weights, KV cache, sync flags on the local die", 100.0),
+    ):
+        modelled = found[claim].modelled
+        assert modelled is not None and modelled.value == pytest.approx(value, abs=1e-9)

@@ -47,7 +47,12 @@ def trace(ctx: click.Context, name: str, number: int, device: str, peer: tuple[s
         "roles": roles,
         "contract_bytes": traced.contract_bytes,
         "code_hashes": traced.code_hashes,
+        "old_loads": [
+            {"cause": o.cause, "count": o.count, "buffer": o.first.buffer, "instruction": o.first.text}
+            for o in traced.old_loads
+        ],
     }
+    notes = [f"{o.count} loads of old bytes of {o.first.buffer} ({o.cause}): {o.first.text}" for o in traced.old_loads]
     title = f"{name}, case {traced.label}, on {device} (emulated)"
     render.answer(
         ctx,
@@ -60,6 +65,7 @@ def trace(ctx: click.Context, name: str, number: int, device: str, peer: tuple[s
             Table(_columns("role"), roles, title="by role"),
             f"{traced.instructions} wave-instructions: "
             + ", ".join(f"{n} {kind}" for kind, n in sorted(traced.by_kind.items(), key=lambda x: -x[1])),
+            *notes,
         ],
     )
 

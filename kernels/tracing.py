@@ -16,6 +16,7 @@ from dieplace.machine import Domain
 if TYPE_CHECKING:
     from dieplace.emulator.execution import KernelRecord
     from dieplace.emulator.hbm import EmulatedHBM
+    from dieplace.emulator.isa.hierarchy_watch import OldLoads
     from dieplace.emulator.isa.traffic import BufferTraffic, Bytes
 
 DOMAIN_BYTES = 144_000_000_000  # one die of an MI355X (AMD CDNA 4 white paper)
@@ -34,6 +35,11 @@ class Traced:
     def buffers(self) -> tuple[BufferTraffic, ...]:
         """Every kernel's buffers, one after another."""
         return tuple(b for k in self.kernels if k.traffic is not None for b in k.traffic.buffers)
+
+    @property
+    def old_loads(self) -> tuple[OldLoads, ...]:
+        """Instructions that loaded old bytes, and why: polls that were early, or a race."""
+        return tuple(found for kernel in self.kernels for found in kernel.old_loads)
 
     @property
     def instructions(self) -> int:

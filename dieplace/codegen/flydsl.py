@@ -180,10 +180,11 @@ class _compiling:
 def _lowered(job: Lowering) -> Compiled:
     options = _process.options
     key = job_key(job)
+    link = options.link and find_linker()[0] is not None
     known = _process.by_key.get(key) if options.cache else None
-    if known is None or (options.link and known.hsaco is None):
+    if known is None or (link and known.hsaco is None):
         store = CompileCache(options.cache_dir or default_cache_dir()) if options.cache else None
-        known = store.get(key, link=options.link) if store else None
+        known = store.get(key, link=link) if store else None
         if known is None:
             known = _compile(job, key, options)
             if store:

@@ -9,6 +9,7 @@ there.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ _notes: ContextVar[list[HostLaunch] | None] = ContextVar("notes", default=None)
 _failures: list[BaseException] = []
 _modules: dict[int, str] = {}
 _functions: dict[int, tuple[str, str]] = {}
+_handles: dict[tuple[int, str], int] = {}  # host code asks for the function at every launch
+_numbers = itertools.count(1)  # handles are never used twice: compiled host code may keep an old one
 
 
 @contextmanager
@@ -59,15 +62,23 @@ def collect() -> Iterator[list[HostLaunch]]:
 
 
 def _load(text: int, *_: int) -> int:
-    handle = len(_modules) + 1
+    handle = next(_numbers)
     _modules[handle] = ctypes.string_at(text).decode()
     return handle
 
 
+def _unload(module: int) -> None:
+    _modules.pop(module, None)
+    for key in [key for key in _handles if key[0] == module]:
+        _functions.pop(_handles.pop(key))
+
+
 def _get_function(module: int, name: int) -> int:
-    handle = len(_functions) + 1
-    _functions[handle] = (_modules[module], ctypes.string_at(name).decode())
-    return handle
+    key = (module, ctypes.string_at(name).decode())
+    if key not in _handles:
+        _handles[key] = next(_numbers)
+        _functions[_handles[key]] = (_modules[module], key[1])
+    return _handles[key]
 
 
 @lru_cache(maxsize=256)
@@ -128,7 +139,7 @@ def _hidden(kind: str, grid: tuple[int, int, int], block: tuple[int, int, int]) 
 CALLBACKS = {
     "mgpuModuleLoadJIT": ctypes.CFUNCTYPE(_P, _P, _I32)(_load),
     "mgpuModuleLoad": ctypes.CFUNCTYPE(_P, _P, _SIZE)(_load),
-    "mgpuModuleUnload": ctypes.CFUNCTYPE(None, _P)(lambda module: None),
+    "mgpuModuleUnload": ctypes.CFUNCTYPE(None, _P)(_unload),
     "mgpuModuleGetFunction": ctypes.CFUNCTYPE(_P, _P, _P)(_get_function),
     "mgpuLaunchKernel": ctypes.CFUNCTYPE(None, _P, _I64, _I64, _I64, _I64, _I64, _I64, _I32, _P, _P, _P, _SIZE)(
         _launch

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import handoff_kernels as handoff
 import pytest
 import torch
 import trial_kernels as trial
@@ -16,6 +17,7 @@ from dieplace.codegen.flydsl import CompileOptions, bind, compile_launcher
 from dieplace.codegen.flydsl_names import flyc, fx, range_constexpr
 from dieplace.codegen.host_runtime import collect
 from dieplace.codegen.linker import find_linker
+from dieplace.codegen.worker import Worker
 from dieplace.errors import CompileError, UsageError
 
 STREAM = fx.Stream(None)
@@ -286,10 +288,30 @@ def test_f5_without_a_cache_each_op_twice_and_no_crash(keep: bool, drop_first: b
 
 LINKER, WHY = find_linker()
 
-KERNELS = {
-    "vector_add": (trial.vector_add, three()),
+HALF, WORDS = torch.zeros(16, 512).bfloat16(), torch.zeros(64, dtype=torch.int64)
+INTS, FLAT, BYTES = torch.zeros(16, 64, dtype=torch.int32), torch.zeros(4096), torch.zeros(16, 16, dtype=torch.uint8)
+KERNELS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "vector add": (trial.vector_add, three()),
+    "gemv, buffer, nt": (lambda: trial.gemv_bf16(8, 512, cache=2), gemv_args(8, 512)),
+    "gemv, global": (lambda: trial.gemv_bf16(8, 512, buffered=False), gemv_args(8, 512)),
+    "gemv, rolled": (lambda: trial.gemv_bf16(8, 1024, rolled=True), gemv_args(8, 1024)),
+    "gemv, mxfp4": (lambda: trial.gemv_mxfp4(16, 512), (INTS, BYTES, HALF[0], FLAT)),
+    "gemv, matrix bf16": (lambda: trial.gemv_mfma_bf16(16, 512), (HALF, HALF[0], FLAT)),
+    "gemv, matrix mxfp4": (lambda: trial.gemv_mfma_mxfp4(16, 512), (INTS, BYTES, INTS[0], BYTES[0], FLAT)),
     "rmsnorm": (lambda: trial.rmsnorm(2048), (*[torch.zeros(1, 2048).bfloat16()] * 3, 1)),
-    "gemv": (lambda: trial.gemv_bf16(8, 512), gemv_args(8, 512)),
+    "attention split": (
+        trial.attention_split,
+        (FLAT.view(64, 64), *[torch.zeros(4, 4, 64)] * 3, *[torch.zeros(4, 4)] * 2, 4, 4, 1.0, 4, 1),
+    ),
+    "attention merge": (
+        trial.attention_merge,
+        (torch.zeros(4, 4, 64), *[torch.zeros(4, 4)] * 2, FLAT.view(64, 64), 4, 4),
+    ),
+    "top k": (trial.top_k, (torch.zeros(1, 128), torch.zeros(1, 4, dtype=torch.int32), torch.zeros(1, 4), 1)),
+    "chase": (trial.chase, (INTS[0], WORDS, 5)),
+    "stream": (trial.stream_read, (INTS.view(-1), INTS.view(-1), 1, 1)),
+    "hand-off": (lambda: handoff.both("system", "system"), (WORDS, INTS, INTS[0], 4, 8)),
+    "persistent": (lambda: handoff.persistent(4), (FLAT, torch.zeros(3, 4), INTS[0], torch.zeros(3, 4))),
 }
 
 
@@ -303,6 +325,20 @@ def test_links_to_a_code_object_for_gfx950(name: str, options: CompileOptions) -
     assert compiled.hsaco[:4] == b"\x7fELF"
     assert int.from_bytes(compiled.hsaco[18:20], "little") == 224
     assert compiled.hsaco[48] == 0x4F
+
+
+def test_a_compile_that_takes_too_long_is_stopped_and_the_worker_comes_back() -> None:
+    from dieplace.codegen.flydsl_host import Lowering
+
+    nothing = Lowering("module {}", "nothing", ("canonicalize",), (), "gfx950", "")
+    worker = Worker(timeout_s=0.05)
+    with pytest.raises(CompileError, match="took more than"):
+        worker.lower(nothing)  # starting takes longer
+    worker.timeout_s = 60
+    with pytest.raises(CompileError, match="gave no device code"):
+        worker.lower(nothing)
+    assert worker.starts == 2
+    worker.close()
 
 
 def test_without_a_linker_the_reason_is_given(options: CompileOptions, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import handoff_kernels as handoff
@@ -17,9 +18,9 @@ from dieplace.errors import KernelFault, Unsupported, UsageError
 from dieplace.machine import Machine
 
 
-@pytest.fixture
-def machine(memory_path: Path) -> Machine:
-    found = dieplace.discover(backend="emulated", node=memory_path / "node")
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    found = dieplace.discover(backend="emulated", node=tmp_path_factory.mktemp("emulated") / "node")
     with dieplace.partitioned(found.plan("DPX/NPS2")) as switched:
         yield switched
 

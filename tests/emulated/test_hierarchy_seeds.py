@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import handoff_kernels as handoff
 import pytest
 import torch
 
-from dieplace.codegen.flydsl import bind
+from dieplace.codegen.flydsl import BoundKernel, bind
 from dieplace.emulator.execution import concurrent, run
 from dieplace.emulator.hbm import EmulatedHBM
 from dieplace.emulator.isa.hierarchy_watch import FlagBeforeData
@@ -43,14 +44,24 @@ def test_the_right_hand_off_passes_every_seed_in_many_orders(seeds: int) -> None
     assert len(orders) >= min(100, seeds // 3)
 
 
+@cache
+def bound(waited: bool) -> tuple[BoundKernel, BoundKernel]:
+    word, out = torch.zeros(ROUNDS * 32, dtype=torch.int32), torch.zeros(BLOCKS, ROUNDS, dtype=torch.int32)
+    return (
+        bind(handoff.two_words(waited), word, word, ROUNDS, 0),
+        bind(handoff.two_words_consumer(), word, word, out, ROUNDS, 0, BLOCKS),
+    )
+
+
 def two_words(waited: bool, seed: int, delay: int) -> list[list[int]]:
     hbm = memory()
+    produce, consume = bound(waited)
     value, tag = (hbm.empty((ROUNDS * 32,), torch.int32, "gpu0/mem1", role="sync_flag").zero_() for _ in range(2))
     out = hbm.empty((BLOCKS, ROUNDS), torch.int32, "gpu0/mem1", role="activation").fill_(-1)
     settings = {"memory": hbm, "delay_turns": delay}
     with concurrent(seed=seed):
-        run(handoff.two_words(waited), value, tag, ROUNDS, 0, device="gpu0/p0", **settings)
-        run(handoff.two_words_consumer(), value, tag, out, ROUNDS, 0, BLOCKS, device="gpu0/p1", **settings)
+        run(produce, value, tag, ROUNDS, 0, device="gpu0/p0", **settings)
+        run(consume, value, tag, out, ROUNDS, 0, BLOCKS, device="gpu0/p1", **settings)
     return out.tolist()
 
 

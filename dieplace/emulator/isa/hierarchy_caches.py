@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dieplace.emulator.isa.flatbytes import host_bytes
-from dieplace.emulator.isa.hierarchy_lines import FLAG, OLD_L1, OLD_L2, Lines, OldCopy, Writer
+from dieplace.emulator.isa.hierarchy_lines import FLAG, OLD_L1, OLD_L2, Lines, OldCopy, Writer, owned_by
 from dieplace.emulator.isa.hierarchy_map import LINE_BYTES, NC, PAGE_LINES, UC, LineMap, Place
 from dieplace.emulator.isa.memory import PoisonMap
 from dieplace.emulator.isa.state import LANES
@@ -195,9 +195,11 @@ class Caches:
         if used.any():
             owner = np.repeat(np.where(stays, a.xcd + 1, 0), a.counts).astype(np.uint8)
             self.lines.owner[rows[used], offset[used]] = np.broadcast_to(owner[:, None], rows.shape)[used]
-            for row, e in zip(*(x.tolist() for x in np.unique(rows[:, 0], return_index=True)), strict=True):
-                if row:
-                    self.lines.writer_of[row] = writer(int(a.request.waves[e]))
+            ends = (rows[:, 0], rows[:, -1]) if a.place.straddles else (rows[:, 0],)
+            for side in ends:
+                for row, e in zip(*(x.tolist() for x in np.unique(side, return_index=True)), strict=True):
+                    if row:
+                        self.lines.writer_of[row] = writer(int(a.request.waves[e]))
         marked = np.flatnonzero(self.lines.marks[a.lines] & (OLD_L1 | OLD_L2))
         for i, span in a.spans(marked):
             at = (a.request.address[span] % LINE_BYTES)[:, None] + np.arange(a.request.size)
@@ -233,7 +235,7 @@ class Caches:
             for xcd in (int(x) - 1 for x in np.unique(self.lines.owner[rows[i]]) if x and int(x) - 1 in xcds):
                 self._keep_xcds(int(lines[i]), xcd, writer, agent)
         owner = self.lines.owner[rows]
-        done = np.isin(owner, np.array([x + 1 for x in xcds], np.uint8))
+        done = owned_by(xcds)[owner]
         owner[done if mask is None else done & mask] = 0
         self.lines.owner[rows] = owner
         self.lines.release(rows[~owner.any(axis=1)])

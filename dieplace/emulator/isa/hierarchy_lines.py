@@ -114,8 +114,7 @@ class Lines:
         """Rows with a byte that is dirty in one of `xcds`, oldest line first."""
         if not self.hidden_rows:
             return np.empty(0, np.int64)
-        dirty = np.isin(self.owner, np.array([x + 1 for x in xcds], np.uint8))
-        return np.flatnonzero(dirty.any(axis=1))
+        return np.flatnonzero(owned_by(xcds)[self.owner].any(axis=1))
 
     @property
     def hidden_rows(self) -> int:
@@ -176,6 +175,13 @@ class Lines:
         for key in [k for k in self.old_l2 if k[0] == xcd and non_local[k[1]]]:
             self.drop_l2(*key)
         self.held_l2[xcd][non_local] = 0
+
+
+def owned_by(xcds: tuple[int, ...]) -> np.ndarray:
+    """bool[256]: whether an owner byte names one of `xcds`."""
+    table = np.zeros(256, bool)
+    table[[x + 1 for x in xcds]] = True
+    return table
 
 
 def _one_less(copies: Counter[int], line: int) -> bool:

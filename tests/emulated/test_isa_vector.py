@@ -98,6 +98,8 @@ class Bench:
         if WIDTH.get(kind) == 64:
             self.vgprs[register] = [v & 0xFFFFFFFF for v in values]
             self.vgprs[register + 1] = [v >> 32 for v in values]
+            if register == DST:
+                self.old = self.vgprs[DST], self.vgprs[DST + 1]
         elif WIDTH.get(kind) == 16:
             high = self.encoding == "sdwa" and register != DST
             self.vgprs[register] = [

@@ -18,7 +18,9 @@ VGPRS, AGPRS = 128, 64
 
 def isa_text(body: str, *, name: str = "t", vgprs: int = VGPRS, agprs: int = 0, lds: int = 0, extra: str = "") -> str:
     """A complete kernel around `body`; agprs follow at the next multiple of 4."""
-    lines = "\n".join(f"\t{line.strip()}" if not line.strip().endswith(":") else line.strip() for line in body.split("\n"))
+    lines = "\n".join(
+        f"\t{line.strip()}" if not line.strip().endswith(":") else line.strip() for line in body.split("\n")
+    )
     return (
         f"{name}:\n{lines}\n\ts_endpgm\n.Lfunc_end0:\n\t.amdhsa_kernel {name}\n"
         f"\t\t.amdhsa_group_segment_fixed_size {lds}\n\t\t.amdhsa_user_sgpr_count 2\n"

@@ -125,7 +125,9 @@ def _sad(a: int, b: int, bits: int) -> int:
 
 
 def define_carries() -> None:
-    add, sub, rev = (_carry(f) for f in (lambda a, b, c: a + b + c, lambda a, b, c: a - b - c, lambda a, b, c: b - a - c))
+    add, sub, rev = (
+        _carry(f) for f in (lambda a, b, c: a + b + c, lambda a, b, c: a - b - c, lambda a, b, c: b - a - c)
+    )
     for name, ref in (("add", add), ("sub", sub), ("subrev", rev)):
         case(f"v_{name}_co_u32", "u32 mask", "u32 u32", ref)
     for name, ref in (("addc", add), ("subb", sub), ("subbrev", rev)):

@@ -79,7 +79,9 @@ def round_to(value: Fraction | float, fmt: FloatFormat, *, to_zero: bool = False
         return int(negative) << (fmt.bits - 1)
     exponent = max(_floor_log2(rounded), 1 - fmt.bias)
     scaled = int(rounded / Fraction(2) ** (exponent - fmt.mantissa))
-    code = scaled if scaled < 1 << fmt.mantissa else (exponent + fmt.bias) << fmt.mantissa | scaled - (1 << fmt.mantissa)
+    code = (
+        scaled if scaled < 1 << fmt.mantissa else (exponent + fmt.bias) << fmt.mantissa | scaled - (1 << fmt.mantissa)
+    )
     return code | int(negative) << (fmt.bits - 1)
 
 

@@ -104,12 +104,19 @@ def _define_fmas(kind: str, dtype: Any) -> None:
 
 
 def _div_fixup(dtype: Any) -> Any:
-    """Special cases of n / d given the quotient estimate q."""
+    """Special cases of n / d given the quotient estimate q, in the order of the ISA guide.
+
+    The guide's overflow rule names an exponent that cannot occur there; a NaN estimate of finite operands is what an
+    overflowing Newton step leaves, and becomes infinity.
+    """
+    gap = {np.float16: None, F32: -150, F64: -1075}[dtype]
 
     def fixup(q: Any, d: Any, n: Any) -> Any:
         negative = np.signbit(d) ^ np.signbit(n)
         infinity, zero = dtype(np.inf), dtype(0)
-        magnitude = np.abs(q)
+        magnitude = np.where(np.isnan(q), infinity, np.abs(q))
+        if gap is not None:
+            magnitude = np.where(_exponent(n, dtype) - _exponent(d, dtype) < gap, zero, magnitude)
         magnitude = np.where((n == 0) | np.isinf(d), zero, magnitude)
         magnitude = np.where((d == 0) | np.isinf(n), infinity, magnitude)
         result = np.where(negative, -magnitude, magnitude)

@@ -7,55 +7,19 @@ groups of 32, 33 rows) are those of real models and of reported faults. Values c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import cycle, islice, product
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from dieplace.kernels import cases_handoff
+from dieplace.kernels.cases_values import BF16, F32, VALUES, Case, poisoned, values
 from dieplace.kernels.quantize import mxfp8_quantize
-
-BF16, F32 = torch.bfloat16, torch.float32
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call: a label that names what is special, operands with outputs allocated and poisoned, attributes."""
-
-    label: str
-    operands: dict[str, Tensor | None]
-    attrs: dict[str, Any]
 
 
 def cases(op: str, limit: int | None = None) -> list[Case]:
     """The cases of an op, at most `limit`, always the same ones."""
     return list(islice(_MAKERS[op](), limit))
-
-
-VALUES = ("normal", "large", "denormal", "equal", "zero", "alternating")
-
-
-def values(kind: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype = BF16) -> Tensor:
-    """A tensor of `kind`: what arithmetic gets wrong first."""
-    generator = torch.Generator().manual_seed(seed)
-    normal = torch.randn(shape, generator=generator)
-    made = {
-        "normal": normal,
-        "large": normal * 2.0**40,
-        "denormal": normal * 2.0**-130,
-        "equal": torch.full(shape, 0.75),
-        "zero": torch.zeros(shape),
-        "alternating": torch.ones(shape) * (1 - 2 * (torch.arange(shape[-1]) % 2)) * (1 + 2.0**-6 * normal),
-    }
-    return made[kind].to(dtype)
-
-
-def poisoned(shape: tuple[int, ...], dtype: torch.dtype = BF16) -> Tensor:
-    """An output that shows what was not written: NaN, or the largest integer."""
-    if dtype == torch.float8_e4m3fn:
-        return torch.full(shape, 0x7F, dtype=torch.uint8).view(dtype)
-    return torch.full(shape, torch.nan if dtype.is_floating_point else torch.iinfo(dtype).max, dtype=dtype)
 
 
 def _bytes(shape: tuple[int, ...], seed: int, low: int = 0, high: int = 256) -> Tensor:
@@ -325,40 +289,6 @@ def _head_argmax() -> Iterator[Case]:
         yield Case(f"T={t} V={v} H={h} {kind}", {"x": values(kind, (t, h), seed), "weight": weight, **outputs}, attrs)
 
 
-_LENGTHS = [1, 2, 63, 64, 65, 100, 255, 256, 257, 1000, 2880, 5760, 8, 31, 33, 127, 128, 129, 500, 2879, 3]
-
-
-def _handoff_put() -> Iterator[Case]:
-    for seed, (n, kind) in enumerate(zip(_LENGTHS, cycle(VALUES), strict=False)):
-        x = values(kind, (n,), seed, F32)
-        yield Case(f"N={n} {kind}", {"x": x, "mailbox": poisoned((n,), torch.int64)}, {"tag": 1 + seed * 10**8})
-
-
-def _handoff_sum() -> Iterator[Case]:
-    for seed, (n, kind) in enumerate(zip(_LENGTHS, cycle(VALUES), strict=False)):
-        tag, sent = 1 + seed * 10**8, values("normal", (n,), seed + 1, F32)
-        mailbox = (tag << 32) | (sent.view(torch.int32).to(torch.int64) & 0xFFFFFFFF)
-        outputs = {"out": poisoned((n,), BF16 if seed % 2 else F32), "status": torch.zeros(2, dtype=torch.int32)}
-        residual = values("normal", (n,), seed + 2) if seed % 3 else None
-        own = values(kind, (n,), seed, F32)
-        yield Case(f"N={n} {kind}", {"own": own, "mailbox": mailbox, "residual": residual, **outputs}, {"tag": tag})
-
-
-def _flags(n: int, value: int) -> Tensor:
-    return torch.full((n, 32), value, dtype=torch.int32)[:, 0]  # a flag a line of 128 bytes
-
-
-def _flag_set() -> Iterator[Case]:
-    for n in range(1, 22):
-        yield Case(f"F={n}", {"flag": _flags(n, 0)}, {"value": n * 100 + 1})
-
-
-def _flag_wait() -> Iterator[Case]:
-    for n in range(1, 22):
-        status = torch.zeros(2, dtype=torch.int32)
-        yield Case(f"F={n}", {"flag": _flags(n, n + 5), "status": status}, {"value": n + 5, "spin_limit": 64})
-
-
 _MAKERS: dict[str, Callable[[], Iterator[Case]]] = {
     "rmsnorm": _rmsnorm,
     "qk_norm": _qk_norm,
@@ -375,8 +305,11 @@ _MAKERS: dict[str, Callable[[], Iterator[Case]]] = {
     "mlp_gate_up": lambda: _mlp("bf16"),
     "mlp_gate_up_mxfp4": lambda: _mlp("mxfp4"),
     "head_argmax": _head_argmax,
-    "handoff_put": _handoff_put,
-    "handoff_sum": _handoff_sum,
-    "flag_set": _flag_set,
-    "flag_wait": _flag_wait,
+    "handoff_put": cases_handoff.handoff_put,
+    "handoff_sum": cases_handoff.handoff_sum,
+    "flag_set": cases_handoff.flag_set,
+    "flag_wait": cases_handoff.flag_wait,
+    "probe_stream": cases_handoff.probe_stream,
+    "probe_chase": cases_handoff.probe_chase,
+    "probe_ping_pong": cases_handoff.probe_ping_pong,
 }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dieplace.kernels import reference_attention
+from dieplace.kernels import reference_attention, reference_probe
 from dieplace.kernels.quantize import BLOCK, SCALE_NAN
 from dieplace.kernels.reference import Expected, rounded, wide
 from dieplace.kernels.reference_linear import first_largest
@@ -117,7 +117,32 @@ def _compare_mxfp8(before: Call, found: Mapping[str, Tensor]) -> list[Deviation]
     ]
 
 
+def _compare_stream(before: Call, found: Mapping[str, Tensor]) -> list[Deviation]:
+    """Lanes fold in any order: the XOR over all of them counts."""
+    expected = resolve(before.op.reference)(before.operands, before.attrs)["out"].value
+    folds = [torch.tensor([reference_probe.fold(words)]) for words in (found["out"], expected)]
+    return [worst("out", folds[0], Expected(folds[1]), before.op.tolerance)]
+
+
+def _compare_probe(before: Call, found: Mapping[str, Tensor]) -> list[Deviation]:
+    """Index, rounds and last value; ticks must only not run backwards, the place be one of eight XCDs."""
+    expected = resolve(before.op.reference)(before.operands, before.attrs)
+    rows, wanted = found["out"].view(-1, 4), expected["out"].value.view(-1, 4)
+    columns = [0] if before.op.name == "probe_chase" else [0, 2]
+    sane = ((rows[:, 1] >= 0) & (rows[:, 3] >= 0) & (rows[:, 3] < 8)).to(torch.int32)
+    exact = before.op.tolerance
+    flags = [worst(n, found[n], expected[n], exact) for n in ("ping", "pong") if n in expected]
+    return [
+        worst("out", rows[:, columns], Expected(wanted[:, columns]), exact),
+        worst("out", sane, Expected(torch.ones_like(sane)), exact),
+        *flags,
+    ]
+
+
 _SPECIAL: dict[str, Any] = {
+    "probe_stream": _compare_stream,
+    "probe_chase": _compare_probe,
+    "probe_ping_pong": _compare_probe,
     "quantize_mxfp8": _compare_mxfp8,
     "attention_split": _compare_splits,
     "head_argmax": _compare_head,

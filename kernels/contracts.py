@@ -7,6 +7,7 @@ the summary says otherwise.
 
 from __future__ import annotations
 
+from dieplace.kernels.contracts_probe import PROBES
 from dieplace.kernels.registry import IN_PLACE, OUTPUT, REQUIRED, Op, OperandSpec, Tolerance
 
 _BF16, _F32, _I32, _U8 = ("bfloat16",), ("float32",), ("int32",), ("uint8",)
@@ -331,5 +332,6 @@ _TOKEN_OPS = (
 )
 
 OPS: dict[str, Op] = {
-    contract.name: contract for contract in (*_NORM_OPS, *_ATTENTION_OPS, *_LINEAR_OPS, *_EXPERT_OPS, *_TOKEN_OPS)
+    contract.name: contract
+    for contract in (*_NORM_OPS, *_ATTENTION_OPS, *_LINEAR_OPS, *_EXPERT_OPS, *_TOKEN_OPS, *PROBES)
 }

@@ -93,7 +93,7 @@ def _attention(model: DecodeModel, layer: int, shard: int, qkv: Tensor) -> Tenso
     model.call(stage, layer, shard, "attention_split", split, attrs)
     out = model.scratch(shard, "attended", (count, hq, d), BF16)
     merge = {"partial": partial, "partial_lse": partial_lse, "out": out}
-    merge |= {"sinks": model.weights.get(shard, f"layers.{layer}.sinks")}  # type: ignore[dict-item]
+    merge |= {"sinks": model.weights.get(shard, f"layers.{layer}.sinks")}
     merge |= {"lse": model.scratch(shard, "lse", (count, hq), F32)}
     model.call(stage, layer, shard, "attention_merge", merge)
     return out.flatten(1)

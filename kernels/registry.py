@@ -110,7 +110,10 @@ def offered(backend: str) -> Mapping[str, str]:
         raise UsageError(f"no kernel backend is called {backend!r}", hint=f"one of {', '.join(BACKENDS)}")
     if backend == "reference":
         return {name: op(name).reference for name in op_names()}
-    return getattr(importlib.import_module(f"dieplace.kernels.{backend}"), "OPS", {})
+    kernels = dict(importlib.import_module(f"dieplace.kernels.{backend}").OPS)
+    # The probes live with the library, which may not import kernels, but are listed and checked here.
+    probes = importlib.import_module("dieplace.probes").OPS if backend == "flydsl" else {}
+    return {**kernels, **probes}
 
 
 def implementation(name: str, backend: str) -> Callable[..., None] | None:

@@ -1,0 +1,163 @@
+"""`dieplace kernel list`, `build` and `check`: answers, exit codes, and faults that the check must find."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dieplace.cli.main import main
+from dieplace.kernels import registry
+from dieplace.kernels.building import waves_per_simd
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
+    """Exit code and the one JSON value."""
+    code = main(["kernel", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_list_names_every_op_with_its_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = ask(capsys, "list")
+    assert code == 0 and answer["schema"] == "dieplace/kernel-list/1"
+    rows = {row["op"]: row for row in answer["ops"]}
+    assert list(rows) == list(registry.op_names())
+    assert {"probe_stream", "probe_chase", "probe_ping_pong", "attention_split"} <= set(rows)
+    assert all(row["flydsl"] for row in rows.values())
+    assert rows["gemv_mxfp4"]["weights"] == ["blocks", "scales", "bias"] and rows["gemv_mxfp4"]["tolerance_reason"]
+
+
+def test_list_needs_no_torch() -> None:
+    code = (
+        "import sys; from dieplace.cli.main import main; sys.exit(main(['kernel', 'list']) or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "rmsnorm" in done.stdout
+
+
+def test_build_shows_what_a_kernel_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = ask(capsys, "build", "rmsnorm", "head_argmax")
+    assert code == 0 and answer["arch"] == "gfx950" and not answer["failed"]
+    assert [row["op"] for row in answer["kernels"]] == ["rmsnorm", "head_argmax", "head_argmax"]
+    for row in answer["kernels"]:
+        assert 0 < row["vgprs"] <= 512 and row["instructions"] > 10 and len(row["code_hash"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("vgprs", "waves"), [(1, 8), (64, 8), (65, 7), (72, 7), (128, 4), (129, 3), (256, 2), (257, 1), (512, 1)]
+)
+def test_waves_by_registers(vgprs: int, waves: int) -> None:
+    """512 registers a SIMD in granules of 8: 128 is the last count with four waves, 256 with two."""
+    assert waves_per_simd(vgprs) == waves
+
+
+def test_check_says_yes_with_the_worst_deviation(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = ask(capsys, "check", "rmsnorm", "--limit", "3")
+    assert code == 0 and answer["ok"] and answer["source"] == "emulated" and answer["cases"] == 3
+    assert answer["results"][0]["worst_ratio"] <= 1
+
+
+def _fault(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[..., None]:
+    """The reference as a kernel, then `change` on what it wrote."""
+
+    def kernel(operands: dict[str, torch.Tensor], attrs: dict[str, Any], *, stream: object = None) -> None:
+        for call in [registry.check_call(kernel.op, operands, attrs)]:  # type: ignore[attr-defined]
+            registry.run_reference(call)
+        change(operands)
+
+    return kernel
+
+
+def _one_ulp_more(operands: dict[str, torch.Tensor]) -> None:
+    operands["out"].view(torch.int16)[..., -1] += 2
+
+
+def _unwritten(operands: dict[str, torch.Tensor]) -> None:
+    operands["out"][..., -1] = torch.nan
+
+
+def _swapped_choice(operands: dict[str, torch.Tensor]) -> None:
+    operands["ids"].copy_(operands["ids"].flip(-1))
+
+
+def _last_slot(operands: dict[str, torch.Tensor]) -> None:
+    operands["k_cache"][-1] = 0
+
+
+def _nan_of_empty_splits(operands: dict[str, torch.Tensor]) -> None:
+    empty = torch.isneginf(operands["partial_lse"])
+    operands["partial"][empty] = torch.nan
+
+
+def _sink_lost(operands: dict[str, torch.Tensor]) -> None:
+    if operands["sinks"] is not None:
+        operands["out"].mul_(1.05)
+
+
+def _other_tie(operands: dict[str, torch.Tensor]) -> None:
+    operands["token"].add_(1)
+
+
+@pytest.mark.parametrize(
+    ("op", "fault"),
+    [
+        ("rmsnorm", _one_ulp_more),
+        ("rmsnorm", _unwritten),
+        ("router_topk", _swapped_choice),
+        ("rope_kv_append", _last_slot),
+        ("attention_split", _nan_of_empty_splits),
+        ("attention_merge", _sink_lost),
+        ("head_argmax", _other_tie),
+    ],
+)
+def test_check_finds_a_planted_fault(
+    op: str, fault: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = _fault(fault)
+    kernel.op = op  # type: ignore[attr-defined]
+    monkeypatch.setattr(registry, "implementation", lambda name, backend: kernel)
+    code, answer = ask(capsys, "check", op)
+    assert code == 1 and not answer["ok"] and answer["results"][0]["failed"] > 0
+    assert answer["results"][0]["failures"][0]["reason"]
+
+
+def test_a_kernel_that_faults_is_a_failed_case_not_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dieplace.errors import KernelFault
+
+    def kernel(operands: object, attrs: object, *, stream: object = None) -> None:
+        raise KernelFault("out of bounds at s_endpgm")
+
+    monkeypatch.setattr(registry, "implementation", lambda name, backend: kernel)
+    code, answer = ask(capsys, "check", "gemv_bf16", "--limit", "1")
+    assert code == 1 and "out of bounds" in answer["results"][0]["failures"][0]["reason"]
+    assert answer["results"][0]["worst_ratio"] is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check"],
+        ["check", "gemv_bf17"],
+        ["check", "rmsnorm", "--all"],
+        ["check", "rmsnorm", "--limit", "0"],
+        ["build", "rmsnorm", "--case", "999"],
+        ["check", "flag_set", "--kernels", "triton"],
+    ],
+)
+def test_wrong_words_are_usage_errors(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = ask(capsys, *words)
+    assert code == 2 and not answer["ok"]
+
+
+@pytest.mark.slow
+def test_every_kernel_is_right_on_the_emulator(capsys: pytest.CaptureFixture[str]) -> None:
+    """At least 20 shapes of every op; under three minutes on two cores when nothing else runs."""
+    code, answer = ask(capsys, "check", "--all")
+    assert code == 0, [r["failures"] for r in answer["results"] if not r["ok"]]
+    assert [r["op"] for r in answer["results"]] == list(registry.op_names())
+    assert all(r["cases"] >= 20 for r in answer["results"])

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
-import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 import click
 
@@ -15,17 +10,15 @@ from dieplace.cli import render
 from dieplace.cli.options import settings
 from dieplace.cli.partition_export import export_for
 from dieplace.cli.partition_options import CARDS, CHANGING, PROFILE, ROCM, UNITS, UNVALIDATED
-from dieplace.cli.partition_show import devices_table, show_answer
+from dieplace.cli.partition_show import show_answer
+from dieplace.cli.partition_switch import answer_plan, switch
 from dieplace.errors import Unsupported, UsageError
 from dieplace.exporters import TARGETS as EXPORT_TARGETS
 from dieplace.modes import Mode
-from dieplace.partition.blocking import busy
 from dieplace.partition.control import Control, Limits, check_unit
-from dieplace.partition.entry import build, carry_out, control_of, plan_restore
-from dieplace.partition.execute import Outcome, require_privilege
+from dieplace.partition.entry import build, control_of, plan_restore
 from dieplace.partition.facts import NodeFacts
-from dieplace.partition.journal import Record, standing
-from dieplace.partition.plan import Plan, lines, targets_text
+from dieplace.partition.plan import Plan, targets_text
 from dieplace.partition.profile import export as export_profile
 from dieplace.partition.profile import read_profile, resolve, select
 from dieplace.partition.verify import mismatches
@@ -66,7 +59,7 @@ def plan_command(
     """Print the steps to MODE, whom they disturb, what blocks them and the undo. Changes nothing."""
     wanted = Mode.parse(mode)
     control, facts = _node(ctx, rocm_path)
-    _answer_plan(ctx, _build(control, facts, _on(facts, cards, wanted), allow_unvalidated, units))
+    answer_plan(ctx, _build(control, facts, _on(facts, cards, wanted), allow_unvalidated, units))
 
 
 @partition.command("set")
@@ -91,10 +84,14 @@ def set_command(
 ) -> None:
     """Switch cards to MODE, verify, and remember how to get back."""
     wanted = Mode.parse(mode)
-    control, facts = _node(ctx, rocm_path)
-    made = _build(control, facts, _on(facts, cards, wanted), allow_unvalidated, units)
+    control, _ = _node(ctx, rocm_path)
     limits = Limits(unload_s=unload_limit, ready_s=ready_limit)
-    _switch(ctx, made, control, limits, dry_run=dry_run, yes=yes, wait_s=wait)
+
+    def make() -> Plan:
+        now = control.read()
+        return _build(control, now, _on(now, cards, wanted), allow_unvalidated, units)
+
+    switch(ctx, make, control, limits, dry_run=dry_run, yes=yes, wait_s=wait)
 
 
 @partition.command("apply")
@@ -118,10 +115,14 @@ def apply_command(
 ) -> None:
     """Bring the node to a named mode of a profile; nothing happens where it is so already."""
     entries = read_profile(path).named(profile)
-    control, facts = _node(ctx, rocm_path)
-    made = _build(control, facts, resolve(facts, entries), allow_unvalidated, units)
+    control, _ = _node(ctx, rocm_path)
     limits = Limits(unload_s=unload_limit, ready_s=ready_limit)
-    _switch(ctx, made, control, limits, dry_run=dry_run, yes=yes, wait_s=wait)
+
+    def make() -> Plan:
+        now = control.read()
+        return _build(control, now, resolve(now, entries), allow_unvalidated, units)
+
+    switch(ctx, make, control, limits, dry_run=dry_run, yes=yes, wait_s=wait)
 
 
 @partition.command("assert")
@@ -193,7 +194,7 @@ def restore_command(
     """Lead back to the state before the last switch, also an interrupted one."""
     control, _ = _node(ctx, rocm_path, loaded=False)
     limits = Limits(unload_s=unload_limit, ready_s=ready_limit)
-    _switch(ctx, plan_restore(control), control, limits, dry_run=dry_run, yes=yes, wait_s=wait)
+    switch(ctx, lambda: plan_restore(control), control, limits, dry_run=dry_run, yes=yes, wait_s=wait)
 
 
 def _node(ctx: click.Context, rocm_path: str | None, *, loaded: bool = True) -> tuple[Control, NodeFacts]:
@@ -225,64 +226,6 @@ def _build(
 ) -> Plan:
     checked = tuple(check_unit(unit) for unit in units)
     return build(control, facts, wanted, allow_unvalidated=allow_unvalidated, units=checked)
-
-
-def _answer_plan(ctx: click.Context, made: Plan) -> None:
-    payload = {"plan": made.to_json(), "changes": not made.empty}
-    render.answer(ctx, "partition-plan/1", payload, source=made.source, table=lambda: lines(made))
-
-
-def _switch(
-    ctx: click.Context, made: Plan, control: Control, limits: Limits, *, dry_run: bool, yes: bool, wait_s: float
-) -> None:
-    made = replace(made, command=_command_as_root())
-    if dry_run:
-        _answer_plan(ctx, made)
-        return
-    if not made.empty:
-        require_privilege(made, control)
-        if (made.blockers or made.incomplete) and not wait_s:
-            raise busy(made.blockers, made.incomplete)
-        for line in lines(made):
-            # Nobody should answer a question about a plan that -q has hidden.
-            render.say(ctx, line) if yes else render.note(line)
-        render.confirm(ctx, f"Switch to {targets_text(made.targets)}?", yes=yes)
-    started = time.monotonic()
-    outcome = carry_out(
-        made,
-        control,
-        wait_s=wait_s,
-        limits=limits,
-        progress=lambda text: render.say(ctx, f"[{time.monotonic() - started:6.1f} s] {text}"),
-    )
-    _answer_outcome(ctx, made, control, outcome)
-
-
-def _answer_outcome(ctx: click.Context, made: Plan, control: Control, outcome: Outcome) -> None:
-    facts = outcome.facts
-    told = standing(Record(control.store), facts)
-    verb = "already" if outcome.word == "already" else "verified"
-    head = f"{targets_text(made.targets)}: {verb}, {facts.device_count} logical devices."
-    payload = {
-        "outcome": outcome.word,
-        "targets": {card: str(mode) for card, mode in made.targets.items()},
-        "devices": [f"{card.id}/p{device.partition}" for card in facts.cards for device in card.devices],
-        "said": list(outcome.said),
-        "standing": list(told),
-    }
-    render.answer(
-        ctx,
-        "partition-set/1",
-        payload,
-        source=made.source,
-        table=lambda: [head, *outcome.said, *told, "", devices_table(facts)],
-    )
-
-
-def _command_as_root() -> str:
-    """The command line that was given, for sudo, with the program by absolute path (sudo has a PATH of its own)."""
-    program = sys.argv[0] if os.path.isabs(sys.argv[0]) else os.path.abspath(sys.argv[0])
-    return shlex.join(["sudo", program, *sys.argv[1:]])
 
 
 def _text(mode: Mode | None) -> str | None:

@@ -12,6 +12,7 @@ gpu0 = "DPX/NPS1"
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -114,6 +115,8 @@ def select(facts: NodeFacts, selectors: Sequence[str] | None) -> tuple[str, ...]
 
 def export(facts: NodeFacts, name: str = "current") -> str:
     """The node's modes as a profile that `apply` takes; cards whose mode is not readable are an error, not left out."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise UsageError(f"{name!r} cannot name a mode in a profile", hint="letters, digits, _ and - only")
     for card in facts.cards:
         if card.mode is None:
             raise Unsupported(f"cannot export: the mode of {card.id} is not readable ({'; '.join(card.whys.values())})")

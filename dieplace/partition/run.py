@@ -97,6 +97,7 @@ def _unload(run: Run, step: Step) -> None:
         return
     require_free(run.plan, run.control, 0.0, run.report)
     run.changed = run.reload_tried = True
+    run.report(f"this may take {run.limits.unload_s:.0f} s")
     answer = run.control.unload(run.limits.unload_s, (run.lock,))
     facts = run.control.read()
     if not facts.driver_loaded:

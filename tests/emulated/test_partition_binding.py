@@ -76,13 +76,18 @@ def test_the_stub_exports_what_the_wheel_takes() -> None:
     assert len(symbols()) >= 180  # 184 names in the 7.0.2 wheel
 
 
-def test_up_and_back_through_the_real_binding(bench: Bench) -> None:
+def test_up_and_back_through_the_real_binding(memory_path: Path, rocm: Path) -> None:
+    with Bench(memory_path, rocm, cards=8) as bench:
+        _up_and_back(bench)
+
+
+def _up_and_back(bench: Bench) -> None:
     before = bench.control.read(links=True)
     plan = bench.plan("DPX/NPS2")
     assert "through amdsmi 26.0.2" in str(plan) and not bench.asked("set_memory")
     bench.set("DPX/NPS2")
     assert truth(bench.node).is_in("DPX/NPS2") and bench.asked("set_memory") == ["set_memory 1000 2"]
-    assert bench.control.read().device_count == 4
+    assert bench.control.read().device_count == 16
     carry_out(plan_restore(bench.control), bench.control, limits=FAST)
     after = bench.control.read(links=True)
     assert truth(bench.node).is_in("SPX/NPS1")
@@ -136,6 +141,24 @@ def test_binding_defect_b1_an_error_read_as_not_available(bench: Bench) -> None:
     assert [device["partitions"] for device in bench.smi.ask("list")["devices"]] == [1, 1]
 
 
+def test_binding_defect_b4_the_selector_is_left_at_the_last_mode(bench: Bench) -> None:
+    """B4: asking for profiles writes the driver's selector and leaves it at CPX; no mode changes, no plan is misled."""
+    bench.set("DPX/NPS1", ("gpu0",))
+    facts = bench.control.read()
+    assert facts.cards[0].selected == ("CPX", ("NPS1", "NPS2")) and truth(bench.node).compute == ("DPX", "SPX")
+    bench.set("SPX/NPS1")
+    bench.set("DPX/NPS2")
+    assert truth(bench.node).is_in("DPX/NPS2")
+
+
+def test_defects_b3_b5_b6_are_in_answers_that_are_never_read() -> None:
+    from dieplace.backends.amd import smi_child
+
+    text = Path(smi_child.__file__).read_text().replace("`resource_profiles` are wrong", "")
+    for name in ("resource_profiles", "default_profile_index", "compute_process_gpus", "memory_caps"):
+        assert name not in text
+
+
 def test_secondaries_say_not_supported_and_that_is_normal(memory_path: Path, rocm: Path) -> None:
     with Bench(memory_path, rocm, cards=1, mode="DPX/NPS2") as bench:
         first, second = bench.smi.ask("list")["devices"]
@@ -187,7 +210,7 @@ def test_busy_is_retried_a_bounded_number_of_times(bench: Bench) -> None:
     assert len(bench.asked("set_profile")) == 6
 
 
-def test_a_hanging_init_ends_with_the_time_limit(memory_path: Path, rocm: Path) -> None:
+def test_row_45_therock_2964_a_hanging_init_ends_with_the_time_limit(memory_path: Path, rocm: Path) -> None:
     """TheRock 2964: init can hang. What a child that gave no answer did is not known, and told so."""
     from dieplace.errors import NotVerified
 

@@ -114,6 +114,7 @@ REFUSED = {
     ("set", "DPX/NPS2", "--rocm-path", "/opt/rocm"): (2, "an emulated node has no ROCm"),
     ("set", "DPX/NPS2", "--stop-service", "x.service"): (3, "no systemd"),
     ("set", "DPX/NPS2", "--stop-service", "--help"): (2, "not the name of a systemd unit"),
+    ("export", "--profile", "a b]"): (2, "cannot name a mode"),
     ("assert",): (2, "MODE"),
     ("assert", "SPX/NPS1", "-f", "x"): (2, "MODE"),
     ("assert", "SPX/NPS1", "--profile", "x"): (2, "-f FILE"),

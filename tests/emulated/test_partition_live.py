@@ -22,6 +22,7 @@ from stub_library import Library, build, short_folder
 
 pytestmark = pytest.mark.real_binding
 
+UNSHARE = ("unshare", "-m", "--fork", "--kill-child", "--propagation", "private")
 ENTER = """
 set -e
 T={home}; N={node}
@@ -77,7 +78,7 @@ class Host:
         more = ("--rocm-path", str(self.rocm)) if rocm else ()
         command = [sys.executable, "-m", "dieplace.cli", "--backend", "amd", "--json", "partition", *words, *more]
         done = subprocess.run(
-            ["unshare", "-m", "--fork", "--kill-child", "--propagation", "private", "/bin/bash", str(self.script), *command],
+            [*UNSHARE, "/bin/bash", str(self.script), *command],
             capture_output=True, text=True, timeout=180, check=False, cwd="/",
         )  # fmt: skip
         assert "Traceback" not in done.stderr, done.stderr

@@ -308,6 +308,13 @@ def test_row_39_flux_core_7646_partitions_are_not_the_same_device(make: Make, un
     assert len({device.id for device in devices}) == 16 and len({device.card for device in devices}) == 2
 
 
+def test_row_42_aiter_2325_the_part_is_told_by_its_id_not_by_its_cu_count(make: Make) -> None:
+    node, _ = make(mode="DPX/NPS2")
+    machine = EmulatedBackend(node).snapshot(links=False)
+    assert {device.cus for device in machine.devices} == {128}
+    assert {(card.part, card.device_id, card.cus) for card in machine.cards} == {("MI355X", 0x75A3, 256)}
+
+
 def test_row_44_pytorch_186516_this_process_never_loads_the_library(make: Make) -> None:
     node, _clock = make()
     code = (

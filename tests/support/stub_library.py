@@ -275,6 +275,8 @@ class Library:
             return NO_PERM, ""
         if self.no_profiles:
             return 0, ""
+        for word in ("SPX", "DPX", "QPX", "CPX"):  # the library selects each mode in turn and leaves the last
+            self.node.fire("write_config", self.node.bdfs()[self._split(handle)[0]], word)
         return 0, "1 2 4 5"
 
     def _profile(self, handle: int) -> tuple[int, str]:

@@ -147,6 +147,23 @@ def test_a_hang_is_ended_and_means_not_knowing(tmp_path: Path) -> None:
     assert not os.path.exists(f"/proc/{pid}")
 
 
+@pytest.mark.parametrize("sentinel", ["0xFFFFFFFF", "0", "'N/A'", "None"])
+def test_row_34_rocm_systems_8529_a_partition_count_that_means_nothing_is_unknown(
+    tmp_path: Path, sentinel: str
+) -> None:
+    body = (
+        COMMON
+        + OLD_COMPUTE
+        + NEW
+        + (
+            "\ndef amdsmi_get_gpu_accelerator_partition_profile(h):\n"
+            f"    return dict(partition_id=[0], partition_profile=dict(profile_type='N/A', num_partitions={sentinel}))\n"
+        )
+    )
+    devices = rocm(tmp_path, body)[0].ask("list")["devices"]
+    assert [device["partitions"] for device in devices] == [None, None]
+
+
 def test_uninitialised_addresses_never_match(tmp_path: Path) -> None:
     """24.7 answers garbage with status 0 where a render node cannot be opened."""
     garbage = COMMON + NEW + "\ndef amdsmi_get_gpu_device_bdf(h): return '7f143fd0:f8:08.0'\n"

@@ -75,13 +75,12 @@ def _columns(first: str) -> list[Column]:
         "read_bytes": "read",
         "read_local_bytes": "local",
         "read_peer_bytes": "peer",
-        "read_requested_bytes": "requested",
+        "read_requested_bytes": "asked",
         "written_bytes": "written",
-        "written_peer_bytes": "to peer",
     }
     more = [Column("role", "role"), Column("contract_bytes", "contract", right=True)] if first == "buffer" else []
     head = [Column(first, first), *more]
-    return [*head, *(Column(key, text, right=True) for key, text in names.items()), Column("types", "cached as")]
+    return [*head, *(Column(key, text, right=True) for key, text in names.items()), Column("types", "type")]
 
 
 def _row(buffer: Any, contract_bytes: int | None) -> dict[str, Any]:

@@ -96,11 +96,7 @@ class BoundKernel:
 
     def __call__(self, *args: Any) -> None:
         """Launch with these arguments; UsageError when one differs in dtype, shape or stride from the compiled one."""
-        full = self.complete(args)
-        if _process.live:
-            self.function(*full)
-        else:
-            _launch_call(dict(zip(self.names, full, strict=True)), lambda: self.function(*full))
+        self.function(*self.complete(args))
 
     def complete(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments with the default stream appended, checked against what was compiled."""
@@ -142,7 +138,7 @@ def activate(options: CompileOptions | None = None, *, live: bool = False) -> An
             from dieplace.codegen import host_runtime
 
             flydsl_host.install(lambda job: _lowered(job).host_module, host_runtime.CALLBACKS, _launch_call)
-        _process.installed, _process.live = True, live
+        _process.installed = True
     return flydsl_host
 
 
@@ -160,7 +156,7 @@ class _Process:
         self.by_key: dict[str, Compiled] = {}
         self.by_module: dict[str, Compiled] = {}
         self.options = CompileOptions()
-        self.installed = self.live = False
+        self.installed = False
 
 
 _process = _Process()

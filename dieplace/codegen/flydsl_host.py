@@ -140,8 +140,8 @@ def install(
     """Route every lowering of this process through `lower`; with `callbacks`, engines launch into them, not into HIP.
 
     `lower` returns the text of the lowered host module. `callbacks` maps `mgpu*` names to ctypes function objects that
-    the caller keeps alive. `called` is given a launcher's arguments by name and the call itself, whenever one is
-    called directly: only there it is known which tensors a launch may touch.
+    the caller keeps alive. `called` is given the arguments by name and the call itself, whenever a launcher or a
+    compiled handle is called: only there it is known which tensors a launch may touch.
     """
     if _state.installed:
         return
@@ -152,6 +152,10 @@ def install(
         jit_executor.ExecutionEngine = _engine_class(jit_executor.ExecutionEngine, callbacks)
     if called is not None:
         jit_function.JitFunction.__call__ = _call_hook(jit_function.JitFunction.__call__, called)
+        jit_function.JitFunction._make_compiled_function = _handle_hook(
+            jit_function.JitFunction._make_compiled_function
+        )
+        jit_function.CompiledFunction.__call__ = _handle_call_hook(jit_function.CompiledFunction.__call__, called)
     _state.installed = True
 
 
@@ -169,6 +173,25 @@ def _call_hook(real: Callable[..., Any], called: Callable[[dict[str, Any], Calla
         if ir.Context.current is not None:  # inlined into another launcher that is being traced
             return real(self, *args, **kwargs)
         return called(bind_arguments(self, args, kwargs), lambda: real(self, *args, **kwargs))
+
+    return __call__
+
+
+def _handle_hook(real: Callable[..., Any]) -> Any:
+    """A compiled handle knows only positions: its parameters' names are kept with its artifact."""
+
+    def _make_compiled_function(self: Any, cache_key: Any, bound: Any, call_state: Any) -> Any:
+        handle = real(self, cache_key, bound, call_state)
+        handle._keepalive.dieplace_names = tuple(bound.arguments)
+        return handle
+
+    return _make_compiled_function
+
+
+def _handle_call_hook(real: Callable[..., Any], called: Callable[[dict[str, Any], Callable[[], Any]], Any]) -> Any:
+    def __call__(self: Any, *args: Any) -> Any:
+        names = getattr(self._keepalive, "dieplace_names", ()) or tuple(f"argument{i}" for i in range(len(args)))
+        return called(dict(zip(names, args, strict=False)), lambda: real(self, *args))
 
     return __call__
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +201,7 @@ def _execute(calls: list[_Call], seed: int | None) -> None:
     if not any(call.launches for call in calls):
         return
     start = time.monotonic()
-    session = calls[0].session
+    session = _common(calls)
     buffers = merged([buffer for call in calls for buffer in call.buffers])
     memory = _memory(session, buffers, seed, max(max(call.device.xcds) for call in calls))
     for name in {name for call in calls for name in call.session.poison}:
@@ -213,6 +213,20 @@ def _execute(calls: list[_Call], seed: int | None) -> None:
         if isinstance(memory, TwoDieMemory):
             memory.flush()
     _fill(calls, stats, memory, time.monotonic() - start)
+
+
+def _common(calls: list[_Call]) -> Session:
+    """One session for launches that share memory; UsageError where theirs cannot be put together."""
+    sessions = [call.session for call in calls]
+    memories = {id(s.memory): s.memory for s in sessions if s.memory is not None}
+    for what, values in (
+        ("emulated HBM", memories),
+        ("two_die", {s.two_die for s in sessions}),
+        ("delay_turns", {s.delay_turns for s in sessions}),
+    ):
+        if len(values) > 1:
+            raise UsageError(f"launches that run together differ in {what}", hint="give every launch the same")
+    return replace(sessions[0], memory=next(iter(memories.values()), None))
 
 
 def _memory(session: Session, buffers: list[MappedBuffer], seed: int | None, last_xcd: int) -> Any:

@@ -12,6 +12,7 @@ import trial_kernels as trial
 
 import dieplace
 from dieplace.codegen.flydsl import bind
+from dieplace.codegen.flydsl_names import flyc
 from dieplace.emulator.devices import logical_device
 from dieplace.emulator.execution import Session, run
 from dieplace.errors import KernelFault, Unsupported, UsageError
@@ -106,3 +107,20 @@ def test_wrong_device_names_and_tensors_are_refused() -> None:
     short = torch.zeros(100)
     with pytest.raises(KernelFault, match="of 'C' \\(400 bytes\\)"):
         run(trial.vector_add(), torch.zeros(256), torch.zeros(256), short, 256)
+
+
+def test_flydsls_own_compiled_handle_runs_too() -> None:
+    a, b, c = torch.randn(300), torch.randn(300), torch.zeros(300)
+    with Session() as session:
+        handle = flyc.compile(trial.vector_add(), a, b, c, 300)
+        handle(a, b, c, 300, None)
+    assert torch.equal(c, a + b)
+    traffic = session.records[0].kernels[0].traffic
+    assert traffic is not None and {t.name for t in traffic.buffers} == {"A", "B", "C"}
+
+
+def test_launches_together_must_agree_on_their_memory(machine: Machine) -> None:
+    box = torch.zeros(4 * 16, dtype=torch.int64)
+    with pytest.raises(UsageError, match="differ in two_die"), machine.concurrent():
+        run(handoff.producer(), box, 4, 0, two_die=True)
+        run(handoff.producer(), box, 4, 0, two_die=False)

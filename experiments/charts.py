@@ -145,11 +145,13 @@ def card(dies: Sequence[Sequence[Held]], *, readers: Sequence[str], crossing: st
             body.append(_rect(x + 14, y - 11, 12, 12, PALETTE.get(item.device, _GREY)))
             body.append(_text(x + 34, y, f"{item.role}, {item.device}", size=13))
             body.append(_text(x + width - 14, y, item.text, anchor="end", size=13, weight="600"))
-    left, right, y = 20 + width, WIDTH - 20 - width, height / 2
-    body.append(f'<path d="M{left + 6} {y} H{right - 6}" stroke="{PALETTE["link"]}" stroke-width="3"/>')
+    left, right, level = 20 + width, WIDTH - 20 - width, height / 2
+    body.append(f'<path d="M{left + 6} {level} H{right - 6}" stroke="{PALETTE["link"]}" stroke-width="3"/>')
     middle = (left + right) / 2
     for number, line in enumerate(crossing.split("\n")):
-        body.append(_text(middle, y - 40 + 16 * number if number < 2 else y + 20, line, anchor="middle", size=12))
+        body.append(
+            _text(middle, level - 40 + 16 * number if number < 2 else level + 20, line, anchor="middle", size=12)
+        )
     return _svg(height, body, describe)
 
 

@@ -19,8 +19,9 @@ from torch import Tensor
 from dieplace.errors import Unsupported, UsageError
 from dieplace.kernels.models.config import ModelConfig
 from dieplace.kernels.placement import Placement
-from dieplace.kernels.quantize import BLOCK
-from dieplace.loading import LoadReport, Target, TensorFile, load_safetensors, locate
+from dieplace.kernels.quantize import BLOCK, mxfp4_quantize
+from dieplace.loading import LoadReport, Target, load_safetensors, locate
+from dieplace.tensorfile import TensorFile
 
 _ALL = slice(None)
 BF16, U8 = torch.bfloat16, torch.uint8
@@ -38,12 +39,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of one shard: shape, dtype and the checkpoint slices it is made of."""
+    """One weight of one shard: shape, dtype and the checkpoint slices it is made of.
+
+    `quantised` blocks are made from bf16 slices while loading, together with the scales of the same name.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     parts: tuple[Part, ...]
+    quantised: bool = False
 
 
 @dataclass
@@ -80,15 +85,14 @@ class Weights:
                 for part in weight.parts:
                     rows = tensors[name] if part.rows is None else tensors[name][part.rows]
                     target = Target(rows, part.source, e8m0=name.endswith("scales"))
+                    if weight.quantised:
+                        scales = tensors[name.removesuffix("blocks") + "scales"]
+                        target = _quantiser(rows, scales if part.rows is None else scales[part.rows], part.source)
                     targets.setdefault(part.checkpoint, []).append(target)
         return targets
 
     def load(self, files: Any) -> LoadReport:
-        """Stream a checkpoint straight into the placed tensors."""
-        if "mxfp4" in {self.formats.get(c) for c in ("qkv", "o_proj", "mlp", "head")}:
-            raise Unsupported(
-                "a bf16 checkpoint cannot be loaded into MXFP4 dense weights", hint="load with the released formats"
-            )
+        """Stream a checkpoint straight into the placed tensors; dense MXFP4 matrices are quantised on the way."""
         refuse_dequantised(self.config, locate(files)[0])
         return load_safetensors(self, files)
 
@@ -222,17 +226,28 @@ def _mlp(
 
 
 def _matrix(name: str, shape: tuple[int, int], parts: tuple[Part, ...], weight_format: str) -> Iterator[Weight]:
-    """A bf16 matrix under its own name, or MXFP4 as `name.blocks` and `name.scales` (filled at random only)."""
+    """A bf16 matrix under its own name, or MXFP4 as `name.blocks` and `name.scales`."""
     if weight_format == "bf16":
         yield Weight(name, shape, BF16, parts)
     elif weight_format == "mxfp4":
         groups = shape[1] // BLOCK
         if shape[1] % BLOCK:
             raise UsageError(f"{name}: {shape[1]} columns are not whole MXFP4 blocks of {BLOCK}")
-        yield Weight(f"{name}.blocks", (shape[0], groups, BLOCK // 2), U8, ())
+        yield Weight(f"{name}.blocks", (shape[0], groups, BLOCK // 2), U8, parts, quantised=True)
         yield Weight(f"{name}.scales", (shape[0], groups), U8, ())
     else:
         raise Unsupported(f"{name}: no decode kernel reads {weight_format} weights", hint="bf16 or mxfp4")
+
+
+def _quantiser(blocks: Tensor, scales: Tensor, source: tuple[slice, ...]) -> Target:
+    """A target that quantises rows (out, in) by the rule `quantize.SCALE_RULE`."""
+
+    def write(start: int, rows: Tensor) -> None:
+        made, exponents = mxfp4_quantize(rows)
+        blocks[start : start + len(rows)].copy_(made)
+        scales[start : start + len(rows)].copy_(exponents)
+
+    return Target(blocks, source, shape=(blocks.shape[0], blocks.shape[1] * BLOCK), write=write)
 
 
 def _fused(attention: str, what: str, q: slice, kv: slice) -> tuple[Part, ...]:

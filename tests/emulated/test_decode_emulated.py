@@ -64,3 +64,17 @@ def _sides(step: Any, role: str) -> set[str]:
         read = kernel.traffic.by_role().get(role, (None,))[0]
         found |= {side for side, n in (read.requested_by_side if read else {}).items() if n}
     return found
+
+
+def test_verify_rounds_read_each_distinct_expert_once(tmp_path: Path, dpx: Machine) -> None:
+    """Three tokens fill nine slots from eight experts: the union is read once, to the byte."""
+    _, config = MAKERS["gpt_oss"](tmp_path)
+    ours = build(tmp_path, config, 1, placed(dpx, 1), backend="flydsl", strict=True)
+    ledger = ours.step([5, 17, 80]).ledger
+    for call in (c for c in ledger.calls if c.stage == "experts"):
+        contract = sum(o.nbytes for o in call.operands if o.role == "weights")
+        counted = sum(k.traffic.by_role()["weights"][0].distinct for k in call.kernels)
+        whole = ours.weights.get(0, f"layers.{call.layer}.{'gate_up' if call.op.endswith('up') else 'down'}.blocks")
+        assert whole is not None
+        assert counted == contract
+        assert 3 * whole[0].numel() < contract < 8 * whole[0].numel() * 17 // 16 + 8 * 4 * 64

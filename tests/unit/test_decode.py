@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from dieplace.errors import Unsupported, UsageError
 from dieplace.kernels.decode import DENSE_MXFP4, DecodeModel, Settings
 from dieplace.kernels.load import head_is_tied
 from dieplace.kernels.models.config import shape_of
+from dieplace.kernels.quantize import mxfp4_dequantize, mxfp4_quantize
 from dieplace.kernels.step import stages
 
 
@@ -107,8 +109,27 @@ def test_dense_mxfp4_steps_run_from_a_seed(tmp_path: Path) -> None:
         outputs.append(model.step([1]).logits)
     assert not torch.equal(*outputs) and torch.isfinite(outputs[0]).all()
     assert torch.nn.functional.cosine_similarity(*outputs).item() > 0.9
-    with pytest.raises(Unsupported, match="bf16 checkpoint cannot be loaded"):
-        model.weights.load(tmp_path)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_dense_weights_are_quantised_while_loading(shards: int, tmp_path: Path) -> None:
+    """Against a `transformers` model whose matrices were replaced by what MXFP4 holds of them."""
+    theirs, config = dense(tmp_path, "qwen3")
+    for name, parameter in theirs.named_parameters():
+        if name.endswith("_proj.weight"):
+            parameter.data = mxfp4_dequantize(*mxfp4_quantize(parameter.data), torch.float32)
+    model = DecodeModel(config, shards=shards, formats=DENSE_MXFP4, settings=Settings(capacity=16))
+    report = model.weights.load(tmp_path)
+    assert sum("quantised while loading" in note for note in report.notes) == 2 * 7
+    for step, row in zip((5, 17, 3, 80), greedy_rows(theirs, [5, 17, 3, 80]), strict=True):
+        found = model.step([step]).logits[0]
+        assert float((found - row).abs().max()) <= TOLERANCE * float(row.abs().max())
+
+
+def greedy_rows(model: Any, tokens: list[int]) -> torch.Tensor:
+    """Logits after each of the given tokens."""
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0]
 
 
 HEAD = "lm_head.weight"

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from dieplace.errors import UsageError
-from dieplace.loading import Target, TensorFile, load_safetensors
+from dieplace.loading import Target, load_safetensors
+from dieplace.tensorfile import TensorFile
 
 
 def write(path: Path, entries: dict[str, tuple[str, list[int], bytes]]) -> Path:

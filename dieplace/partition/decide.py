@@ -24,6 +24,8 @@ def refuse_impossible(facts: NodeFacts, wanted: Mapping[str, Mode], *, allow_unv
         if mode == card.mode:
             continue
         notes.update(dict.fromkeys(_refuse_mode(card, mode, allow_unvalidated)))
+    if memory_changes(facts, wanted):
+        _refuse_foreign_cards(facts)
     _refuse_mixed_hives(facts, wanted)
     return tuple(notes)
 
@@ -93,6 +95,17 @@ def _mode_notes(card: CardFacts, mode: Mode, word: bool | None) -> list[str]:
         notes.append(f"AMD does not list {mode} as supported on {card.part or 'this part'}.")
     since = VALIDATED_SINCE.get((card.part or "", str(mode)))
     return [*notes, f"AMD lists {mode} on {card.part} since {since}."] if since else notes
+
+
+def _refuse_foreign_cards(facts: NodeFacts) -> None:
+    """Which hive a card belongs to is known only while amdgpu drives it: none may be elsewhere when a hive changes."""
+    for card in facts.cards:
+        if card.driver != "amdgpu":
+            raise Unsupported(
+                f"{card.id} ({card.bdf}) is bound to {card.driver or 'no driver'}, so it is not known whether it belongs"
+                " to a hive whose memory mode would change",
+                hint="give it back to amdgpu first",
+            )
 
 
 def _refuse_mixed_hives(facts: NodeFacts, wanted: Mapping[str, Mode]) -> None:

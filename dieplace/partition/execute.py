@@ -132,6 +132,8 @@ def _conclude(run: Run, failure: DieplaceError | None) -> Outcome:
     detail = _detail(run, final, word, failure)
     late = _start_units(run, final)
     with contextlib.suppress(DieplaceError):  # how it ended is told even where it cannot be kept
+        if word == "done":
+            run.record.set_wishes(live_wishes(run.record, final))  # those of an earlier boot, or come true, are over
         if word == "done" and plan.purpose == "restore":
             run.record.forget_journal()
         else:

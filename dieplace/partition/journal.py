@@ -155,7 +155,7 @@ def standing(record: Record, facts: NodeFacts) -> tuple[str, ...]:
             f"A switch to {targets_text(journal.targets)} started {journal.started} (pid {journal.pid}) did not finish "
             f"({where}{reboot}). 'dieplace partition restore' leads back to {targets_text(journal.undo)}."
         )
-    elif journal is not None and journal.outcome in ("pending", "unknown", "not-verified"):
+    elif journal is not None and journal.outcome in ("unknown", "not-verified"):
         said.append(f"The last switch ended as {journal.outcome}: {journal.detail}")
     live = live_wishes(record, facts)
     for wish in record.wishes():

@@ -133,7 +133,8 @@ def sample(count: int) -> list[Case]:
         has_step = case.target == "QPX/NPS2" and case.holder in ("none", "late")
         if has_step:
             first.setdefault((case.step, case.status, case.kill), case)
-    chosen = dict.fromkeys([*first.values(), *every])
+    unspoilt = [case for case in every if case.step == "none"]
+    chosen = dict.fromkeys([*first.values(), *unspoilt, *every])
     return list(chosen)[:count]
 
 

@@ -248,7 +248,8 @@ def test_somebody_else_reloading_resolves_the_wish(command: Command) -> None:
     assert command("set", "DPX/NPS2", "-y") == 6
     command.node.clear_faults()
     command.node.reload()
-    assert command.json("show")[1]["pending"] == []
+    shown = command.json("show")[1]
+    assert shown["pending"] == [] and shown["standing"] == []
     assert command("set", "DPX/NPS2", "-y") == 0 and "already" in command.out
     assert command("restore", "-y") == 0 and truth(command.node).is_in("SPX/NPS1")
 

@@ -148,16 +148,15 @@ def test_a_hang_is_ended_and_means_not_knowing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sentinel", ["0xFFFFFFFF", "0", "'N/A'", "None"])
-def test_row_34_rocm_systems_8529_a_partition_count_that_means_nothing_is_unknown(
-    tmp_path: Path, sentinel: str
-) -> None:
+def test_row_34_rocm_systems_8529_a_count_that_means_nothing_is_unknown(tmp_path: Path, sentinel: str) -> None:
     body = (
         COMMON
         + OLD_COMPUTE
         + NEW
         + (
             "\ndef amdsmi_get_gpu_accelerator_partition_profile(h):\n"
-            f"    return dict(partition_id=[0], partition_profile=dict(profile_type='N/A', num_partitions={sentinel}))\n"
+            f"    profile = dict(profile_type='N/A', num_partitions={sentinel})\n"
+            "    return dict(partition_id=[0], partition_profile=profile)\n"
         )
     )
     devices = rocm(tmp_path, body)[0].ask("list")["devices"]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DIRTY_ROWS = 8 * 32768  # dirty lines of eight 4 MB L2s; more are written back, oldest first
 AGENT, SYSTEM = 2, 3
+SMALL = 64  # bytes of a store that is remembered dword by dword: flags and packed words
 _BYTES = np.arange(LINE_BYTES)
 
 
@@ -192,13 +193,17 @@ class Caches:
         line = np.minimum(line, self.map.count - 1)
         rows = self.lines.slot[line]
         used = rows != 0
+        if line.size <= SMALL:
+            for e in range(len(line)):
+                dwords = np.unique(line[e] * (LINE_BYTES // 4) + offset[e] // 4).tolist()
+                self.lines.sign(dwords, writer(int(a.request.waves[e])))
         if used.any():
             owner = np.repeat(np.where(stays, a.xcd + 1, 0), a.counts).astype(np.uint8)
             self.lines.owner[rows[used], offset[used]] = np.broadcast_to(owner[:, None], rows.shape)[used]
             ends = (rows[:, 0], rows[:, -1]) if a.place.straddles else (rows[:, 0],)
             for side in ends:
                 for row, e in zip(*(x.tolist() for x in np.unique(side, return_index=True)), strict=True):
-                    if row:
+                    if row and (line.size > SMALL or self.lines.writer_of[row] is None):
                         self.lines.writer_of[row] = writer(int(a.request.waves[e]))
         marked = np.flatnonzero(self.lines.marks[a.lines] & (OLD_L1 | OLD_L2))
         for i, span in a.spans(marked):

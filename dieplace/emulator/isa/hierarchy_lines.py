@@ -21,6 +21,7 @@ from dieplace.emulator.isa.hierarchy_map import LINE_BYTES, LineMap
 
 HIDDEN, OLD_L2, OLD_L1, FLAG = 1, 2, 4, 8  # bits of `marks`
 L2_LINES = 4 * 1024 * 1024 // LINE_BYTES
+SIGNED = 1 << 16
 L1_LINES = 32 * 1024 // LINE_BYTES
 
 
@@ -67,6 +68,7 @@ class Lines:
         self._copies_l1: Counter[int] = Counter()  # old copies of each line, over all CUs
         self._copies_l2: Counter[int] = Counter()
         self.flags: dict[int, Writer] = {}  # line -> last scoped store to it
+        self.writers: dict[int, Writer] = {}  # line * 32 + dword -> last store there, of small stores (for messages)
         self.slot = np.zeros(count, np.int32)  # row of the hidden bytes; row 0 is none
         self.owner = np.zeros((1, LINE_BYTES), np.uint8)  # per byte: xcd + 1 that has it dirty, or 0
         self.old = np.zeros((1, LINE_BYTES), np.uint8)
@@ -90,6 +92,8 @@ class Lines:
             self.old_unwritten[rows] = unwritten_now
         self.owner[rows] = 0
         self.line_of[rows] = lines
+        for row in rows.tolist():
+            self.writer_of[row] = None
         self.mark(lines, HIDDEN)
 
     def _grow(self, missing: int) -> None:
@@ -120,6 +124,12 @@ class Lines:
     def hidden_rows(self) -> int:
         """Rows in use."""
         return len(self.owner) - 1 - len(self._free)
+
+    def sign(self, dwords: list[int], writer: Writer) -> None:
+        """Remember who stored single dwords, so that a message names the store that is missed and not its neighbour."""
+        if len(self.writers) > SIGNED:
+            self.writers.clear()
+        self.writers.update(dict.fromkeys(dwords, writer))
 
     # -- marks and old copies --------------------------------------------------------------------------------------
 

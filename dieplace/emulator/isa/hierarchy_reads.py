@@ -92,9 +92,13 @@ def _note(
     if copy is None and hidden.any():
         at = int(line[hidden][0])
     row = int(caches.lines.slot[at])
-    writer = copy[1].writer if copy else caches.lines.writer_of[row]
-    if writer is None:
+    changed = int(np.flatnonzero(new != out)[0])
+    dword = at * (LINE_BYTES // 4) + (int(r.address[e]) + changed) % LINE_BYTES // 4
+    known = (caches.lines.writers.get(dword), copy[1].writer if copy else caches.lines.writer_of[row])
+    candidates = [writer for writer in known if writer is not None]
+    if not candidates:
         return None
+    writer = max(candidates, key=lambda w: w.time)
     wave = int(r.waves[e])
     xcd = int(r.launch.xcd[wave])
     home = int(caches.map.page_home[at // PAGE_LINES])

@@ -156,6 +156,9 @@ def explain(load: OldLoad) -> StaleRead:
         "workgroup-scope-store": "the store has workgroup scope (sc0): it stays dirty in the L2 of its XCD",
         "no-write-back": "the store has no scope and nothing wrote it back: it stays dirty in the L2 of its XCD",
     }[cause]
+    if load.source == "memory" and load.scope < 2 and load.writer.scope < 2:
+        store = "`nt`" if load.writer.nt else _SCOPES[load.writer.scope]
+        what += f", and here the store has {store} too and stays dirty in the L2 of its XCD"
     where = {"L1": "its CU's L1", "L2": f"the L2 of XCD {load.xcd}", "memory": "memory"}[load.source]
     return _fault(
         StaleRead,

@@ -102,7 +102,7 @@ def _refuse_foreign_cards(facts: NodeFacts) -> None:
     for card in facts.cards:
         if card.driver != "amdgpu":
             raise Unsupported(
-                f"{card.id} ({card.bdf}) is bound to {card.driver or 'no driver'}, so it is not known whether it belongs"
+                f"{card.id} ({card.bdf}) is bound to {card.driver or 'no driver'}, so nobody knows whether it belongs"
                 " to a hive whose memory mode would change",
                 hint="give it back to amdgpu first",
             )

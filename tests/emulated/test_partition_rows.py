@@ -256,7 +256,7 @@ def test_row_32_k8s_gpu_dra_driver_90_a_card_given_to_a_virtual_machine(make: Ma
     with pytest.raises(Unsupported, match="vfio-pci"):
         build(ctl, facts, {foreign.id: Mode("DPX", "NPS1")}, allow_unvalidated=True)
     others = [card.id for card in facts.cards if card is not foreign]
-    with pytest.raises(Unsupported, match="not known whether it belongs to a hive"):
+    with pytest.raises(Unsupported, match="nobody knows whether it belongs to a hive"):
         build(ctl, facts, dict.fromkeys(others, Mode("DPX", "NPS2")))
     plan = build(ctl, facts, dict.fromkeys(others, Mode("CPX", "NPS1")), allow_unvalidated=True)
     assert carry_out(plan, ctl, limits=FAST).word == "done"  # compute modes of the others are their own affair

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dieplace.kernels import registry
+from dieplace.kernels.layout import prepare
 
 pytestmark = pytest.mark.parametrize("backend", ["reference", "flydsl"])
 BF16 = torch.bfloat16
@@ -198,3 +199,24 @@ def test_widths_with_an_odd_number_of_groups(backend: str) -> None:
             operands = {"x": room[:, :k], "blocks": blocks, "scales": scales, "bias": None, "out": torch.empty(1, 5)}
             outs.append(run(backend, "gemv_mxfp4", operands)["out"])
         assert torch.equal(*outs) and torch.isfinite(outs[0]).all()
+
+
+@pytest.mark.parametrize("padded", [2944, 3072])
+def test_padded_weights_give_the_bits_of_unpadded_ones(padded: int, backend: str) -> None:
+    """Pad nibble 0, pad scale 127, pad activations 0: contract and result stay those of 2880 columns."""
+    generator = torch.Generator().manual_seed(4)
+    blocks = torch.randint(0, 256, (7, 90, 16), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(118, 124, (7, 90), dtype=torch.uint8, generator=generator)
+    x = torch.randn(2, 2880, generator=generator).to(BF16)
+    more = (padded - 2880) // 32
+    wide_blocks = torch.cat((blocks, torch.zeros(7, more, 16, dtype=torch.uint8)), 1)
+    wide_scales = torch.cat((scales, torch.full((7, more), 127, dtype=torch.uint8)), 1)
+    if padded == 3072:
+        assert torch.equal(prepare(blocks, "padded_blocks").tensor, wide_blocks)
+        assert torch.equal(prepare(scales, "padded_scales").tensor, wide_scales)
+    wide_x = torch.cat((x, torch.zeros(2, padded - 2880, dtype=BF16)), 1)
+    outs = []
+    for given, b, s in ((x, blocks, scales), (wide_x, wide_blocks, wide_scales)):
+        operands = {"x": given, "blocks": b, "scales": s, "bias": None, "out": torch.full((2, 7), math.nan)}
+        outs.append(run(backend, "gemv_mxfp4", operands)["out"])
+    assert torch.equal(*outs)

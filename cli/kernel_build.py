@@ -32,7 +32,7 @@ def list_kernels(ctx: click.Context) -> None:
         ctx,
         "kernel-list/1",
         {"ops": rows},
-        source="registry",
+        source=None,
         table=lambda: [Table(columns, rows, notes=[note])],
         csv_table=lambda: [Table(_csv_columns(), rows)],
     )

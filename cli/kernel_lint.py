@@ -42,7 +42,7 @@ def lint_command(ctx: click.Context, paths: tuple[Path, ...]) -> None:
         ctx,
         "kernel-lint/1",
         payload,
-        source="sources",
+        source=None,
         ok=not rows,
         table=lambda: [*([Table(columns, rows)] if rows else []), summary],
     )

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -273,3 +274,66 @@ def test_address_space_limit_is_a_clear_error() -> None:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("0 the host refused a sparse mapping"), done.stderr
     assert "ulimit -v" in done.stdout
+
+
+def test_threads_keep_the_accounts_right() -> None:
+    hbm = EmulatedHBM(NPS2)
+    failures: list[BaseException] = []
+
+    def work(domain: str) -> None:
+        try:
+            for _ in range(60):
+                block = hbm.allocate(domain, 3 << 20, role="weights")
+                view = hbm.array(block)
+                hbm.move(block, "gpu0/mem1")
+                hbm.free(block)
+                del view
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(f"gpu0/mem{i % 2}",)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    assert hbm.used_bytes("gpu0/mem0") == hbm.used_bytes("gpu0/mem1") == 0
+
+
+@pytest.mark.parametrize("ending", ["", "import os; os._exit(0)", "raise SystemExit(0)", "hbm = None"])
+def test_interpreter_exit_with_live_memory_is_quiet(ending: str) -> None:
+    code = f"""
+        import torch
+        from dieplace.emulator.hbm import EmulatedHBM
+        from dieplace.machine import Domain
+        hbm = EmulatedHBM([Domain("gpu0/mem0", "gpu0", (0,), 1 << 34)])
+        block = hbm.allocate("gpu0/mem0", 5 << 20, role="weights")
+        tensor = hbm.empty((1000,), torch.float32, "gpu0/mem0", role="weights")
+        cycle = [hbm, tensor]
+        cycle.append(cycle)
+        {ending}
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_forked_child_has_its_own_accounts() -> None:
+    code = """
+        import os
+        from dieplace.emulator.hbm import EmulatedHBM
+        from dieplace.machine import Domain
+        hbm = EmulatedHBM([Domain("gpu0/mem0", "gpu0", (0,), 1 << 34)])
+        block = hbm.allocate("gpu0/mem0", 4 << 20, role="weights")
+        view = hbm.array(block)
+        view[0] = 7
+        pid = os.fork()
+        if pid == 0:
+            view[0] = 9
+            del view
+            hbm.free(block)
+            os._exit(0 if hbm.used_bytes("gpu0/mem0") == 0 else 1)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        print(status, int(view[0]), hbm.used_bytes("gpu0/mem0"))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"0 7 {4 << 20}\n", done.stderr

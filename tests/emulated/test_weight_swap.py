@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -231,3 +232,27 @@ def test_full_model_under_a_minute_and_two_gibibytes(tmp_path: Path) -> None:
     for said in ("local", "swapped", "spx-nps1", "dpx-nps1", "869.5", "731.4", "report: out/report.html"):
         assert said in done.stdout
     assert max(map(len, done.stdout.split("note:")[0].splitlines())) <= 80 + 2
+
+
+def test_ctrl_c_keeps_what_is_done_and_leaves_no_node(tmp_path: Path) -> None:
+    words = ["--backend", "emulated", "bench", "run", "weight-swap", *SMALL, "--out", str(tmp_path / "out")]
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "dieplace.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environ,
+        text=True,
+    )
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:  # the second block has begun, so the first is written
+        said.append(line)
+        if "SPX/NPS1" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    out, rest = process.communicate(timeout=60)
+    assert process.returncode == 130, rest
+    assert out == "" and "Traceback" not in rest
+    Run.load(tmp_path / "out" / "dpx-nps2.json")
+    assert [p for p in (tmp_path / "state").rglob("*") if p.is_file()] == []

@@ -101,7 +101,10 @@ class Weights:
         for shard, tensors in enumerate(self.tensors):
             for index, (name, tensor) in enumerate(tensors.items()):
                 generator = torch.Generator().manual_seed(seed * 1_000_003 + shard * 10_007 + index)
-                _fill(name, tensor, generator)
+                host = tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
+                _fill(name, host, generator)
+                if host is not tensor:
+                    tensor.copy_(host)
 
 
 def head_is_tied(config: ModelConfig, files: Any) -> bool:

@@ -23,21 +23,27 @@ HOST = "host"
 
 @dataclass
 class Placement:
-    """Allocates for each shard, says where a tensor's bytes are, and enters the device that runs a shard."""
+    """Allocates for each shard, says where a tensor's bytes are, and enters the device that runs a shard.
+
+    `torch_devices` has one torch device a shard (all the host's memory by default).
+    """
 
     shards: int = 1
+    torch_devices: tuple[str, ...] = ()
 
     def allocate(self, shard: int, role: str, shape: Sequence[int], dtype: torch.dtype, name: str) -> Tensor:
         """A tensor of `role` for one shard; the content is undefined."""
-        return torch.empty(tuple(shape), dtype=dtype)
+        device = self.torch_devices[shard] if self.torch_devices else "cpu"
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
 
     def bytes_by_place(self, tensor: Tensor, nbytes: int) -> dict[str, int]:
-        """How `nbytes` of a tensor divide over dies (`gpu0/die1`), `host` for plain tensors."""
-        return {HOST: nbytes}
+        """How `nbytes` of a tensor divide over dies (`gpu0/die1`); a plain tensor's place is its torch device."""
+        return {HOST if tensor.device.type == "cpu" else str(tensor.device): nbytes}
 
     def on(self, shard: int) -> AbstractContextManager[Any]:
         """The context in which a shard's kernels are launched; what it yields may have `records` of the launches."""
-        return nullcontext()
+        device = self.torch_devices[shard] if self.torch_devices else "cpu"
+        return torch.cuda.device(device) if device.startswith("cuda") else nullcontext()
 
 
 @dataclass
@@ -96,7 +102,9 @@ def on_machine(
     options of `dieplace.emulator.execution.Session`.
     """
     run_on = _emulated_devices(machine, session) if machine.source == "emulated" else (lambda device: nullcontext())
-    return MachinePlacement(len(devices), machine, tuple(devices), dict(policies or {}), run_on)
+    return MachinePlacement(
+        len(devices), machine=machine, devices=tuple(devices), policies=dict(policies or {}), run_on=run_on
+    )
 
 
 def _emulated_devices(machine: Machine, options: Mapping[str, Any]) -> Callable[[str], AbstractContextManager[Any]]:

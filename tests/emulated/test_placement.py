@@ -170,6 +170,23 @@ def test_full_domain_is_an_error_and_spill_is_on_request_only(dpx: Machine) -> N
     filler.free()
 
 
+def test_an_allocator_that_spills_and_says_nothing_is_caught(dpx: Machine) -> None:
+    """Case b7: of 93 GiB, 40 land on the neighbour, and the call succeeds."""
+    gib = 1 << 30
+    hbm = dpx.require_session("break").memory.hbm  # type: ignore[attr-defined]
+    before = used(dpx)
+    hbm.divert_next(40 * gib, "gpu0/mem1")
+    with pytest.raises(DomainFull, match=f"{40 * gib} of them in gpu0/mem1"):
+        dpx.allocate(93 * gib, device="gpu0/p0", policy=Policy.local(), role="weights")
+    assert used(dpx) == before
+    hbm.divert_next(40 * gib, "gpu0/mem1")
+    with dpx.allocate(93 * gib, device="gpu0/p0", policy=Policy.local(spill="peer"), role="weights") as spilled:
+        found = audit(spilled)
+        assert found.bytes_by_domain() == {"gpu0/mem0": 53 * gib, "gpu0/mem1": 40 * gib}
+        assert [item.misplaced_bytes for item in found.misplaced] == [40 * gib]
+    assert used(dpx) == before
+
+
 def test_dropped_buffer_is_given_back(dpx: Machine) -> None:
     before = used(dpx)
     buffer = dpx.allocate(8 * MIB, device="gpu0/p0", policy=Policy.local(), role="weights")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -12,6 +13,14 @@ from dieplace.emulator.execution import LaunchRecord, Session
 from dieplace.kernels import registry
 
 BF16, F32, I32, U8 = torch.bfloat16, torch.float32, torch.int32, torch.uint8
+
+
+def mostly_slow(cases: list[Any], quick: int) -> list[Any]:
+    """Parameters of which only the first `quick` are in the quick run: each compiles a kernel of its own."""
+    slow = [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases[quick:]
+    ]
+    return cases[:quick] + slow
 
 
 def run_op(op: str, operands: dict[str, Tensor | None], **attrs: Any) -> list[LaunchRecord]:

@@ -13,8 +13,12 @@ import trial_kernels as trial
 
 from dieplace.codegen.flydsl import bind
 from dieplace.emulator.execution import run
+from dieplace.emulator.hbm import EmulatedHBM
+from dieplace.emulator.isa.hierarchy_map import NC
 from dieplace.kernels.cases import cases
+from dieplace.kernels.registry import offered
 from dieplace.kernels.tracing import Traced, trace_op
+from dieplace.machine import Domain
 
 GEMVS = ("gemv_bf16", "gemv_mxfp4")
 
@@ -66,6 +70,30 @@ def test_kv_cache_bytes_are_those_of_visible_positions() -> None:
     traced = trace_op("attention_split", peer=frozenset({"kv_cache"}))
     expected = sum(n for name, n in traced.contract_bytes.items() if name in ("k_cache", "v_cache"))
     assert read(traced, "kv_cache") == (expected, 0, expected)
+
+
+@pytest.mark.parametrize("op", offered("flydsl"))
+@pytest.mark.parametrize("part", [0.0, pytest.param(0.7, marks=pytest.mark.slow)])
+def test_every_kernel_touches_exactly_the_weights_and_cache_of_its_contract(op: str, part: float) -> None:
+    traced = trace_op(op, case=int(part * len(cases(op))))
+    assert traced.old_loads == ()
+    counted: dict[str, int] = {}
+    for buffer in traced.buffers:
+        if buffer.role in ("weights", "kv_cache"):
+            moved = buffer.read.distinct or buffer.written.distinct
+            counted[buffer.name] = counted.get(buffer.name, 0) + moved
+    assert counted == {name: traced.contract_bytes[name] for name in counted}
+
+
+def test_the_third_arm_is_local_but_cached_as_if_remote() -> None:
+    hbm = EmulatedHBM([Domain(f"gpu0/mem{d}", "gpu0", (d,), 1 << 30) for d in (0, 1)])
+    w = hbm.empty((8, 512), torch.bfloat16, "gpu0/mem0", role="weights").zero_()
+    x, y = torch.zeros(512).bfloat16(), torch.zeros(8)
+    record = run(trial.gemv_bf16(8, 512), w, x, y, memory=hbm, memory_options={"mtype_local": NC})
+    traffic = record.kernels[0].traffic
+    assert traffic is not None
+    weights = traffic.buffer("W").read
+    assert (weights.distinct_local, weights.distinct_peer, weights.requested_by_type) == (8192, 0, {"NC": 8192})
 
 
 def test_the_trace_command_prints_what_was_counted() -> None:

@@ -117,7 +117,10 @@ def test_narrowing_two(name: str) -> None:
         if wide == "f32":
             text, vgprs = f"{name} v8, v10, v12, v11{select}", {10: first, 12: second}
         else:
-            text, vgprs = f"{name} v8, v10, v11{select}", {10: [a | b << 16 for a, b in zip(first, second, strict=True)]}
+            text, vgprs = (
+                f"{name} v8, v10, v11{select}",
+                {10: [a | b << 16 for a, b in zip(first, second, strict=True)]},
+            )
         after = run_wave(text, {8: [0x5A5A5A5A] * 64, 11: scale} | vgprs)
         for lane in LANES:
             codes = [narrowed(x[lane], narrow, wide, scale[lane]) for x in (first, second)]
@@ -126,7 +129,9 @@ def test_narrowing_two(name: str) -> None:
             kept = ~(((1 << width) - 1) << shift) & 0xFFFFFFFF
             assert got & kept == 0x5A5A5A5A & kept, f"{text}: other bits changed"
             pair = [got >> shift + bits * k & ((1 << bits) - 1) for k in (0, 1)]
-            assert all(close(g, w, narrow) for g, w in zip(pair, codes, strict=True)), f"{text}: lane {lane} {pair} {codes}"
+            assert all(close(g, w, narrow) for g, w in zip(pair, codes, strict=True)), (
+                f"{text}: lane {lane} {pair} {codes}"
+            )
 
 
 def close(got: int, want: int, kind: str) -> bool:
@@ -163,7 +168,11 @@ def test_widening_thirty_two(name: str) -> None:
     for lane in LANES:
         for place, code in enumerate(fields6([source[k][lane] for k in range(6)])):
             want = widened(code, narrow, wide, scale[lane])
-            got = after.v(64 + place)[lane] if wide == "f32" else after.v(64 + place // 2)[lane] >> 16 * (place & 1) & 0xFFFF
+            got = (
+                after.v(64 + place)[lane]
+                if wide == "f32"
+                else after.v(64 + place // 2)[lane] >> 16 * (place & 1) & 0xFFFF
+            )
             assert same(got, want, wide)
 
 

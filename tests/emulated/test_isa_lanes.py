@@ -171,7 +171,9 @@ def test_packed_f32_selects_registers_by_op_sel(name: str, exec_mask: int) -> No
 
 def test_packed_f32_defaults_constants_and_overlap() -> None:
     vgprs = {8 + k: floats(f"overlap{k}") for k in range(4)}
-    after = run_wave("v_pk_mul_f32 v[8:9], v[8:9], v[10:11] op_sel_hi:[0,1]\nv_pk_add_f32 v[10:11], v[10:11], 1.0", vgprs)
+    after = run_wave(
+        "v_pk_mul_f32 v[8:9], v[8:9], v[10:11] op_sel_hi:[0,1]\nv_pk_add_f32 v[10:11], v[10:11], 1.0", vgprs
+    )
     mul, add = CASES["v_mul_f32"].ref, CASES["v_add_f32"].ref
     for lane in LANES:
         assert after.v(8)[lane] == mul(vgprs[8][lane], vgprs[10][lane])
@@ -184,7 +186,9 @@ def test_packed_move_and_packed_fmac() -> None:
     after = run_wave("v_pk_mov_b32 v[8:9], v[10:11], v[8:9] op_sel:[1,0]", vgprs)
     assert (after.v(8), after.v(9)) == (vgprs[11], X)
     rng = random.Random("fmac")
-    halves = {k: [rng.getrandbits(16) & 0xBFFF | (rng.getrandbits(16) & 0xBFFF) << 16 for _ in LANES] for k in (8, 9, 10)}
+    halves = {
+        k: [rng.getrandbits(16) & 0xBFFF | (rng.getrandbits(16) & 0xBFFF) << 16 for _ in LANES] for k in (8, 9, 10)
+    }
     after = run_wave("v_pk_fmac_f16 v8, v9, v10", halves)
     fma = CASES["v_fma_f16"].ref
     for lane in LANES:
@@ -204,7 +208,9 @@ def test_mixed_precision_fma_rounds_once(name: str) -> None:
     old = [0xABCD1234] * 64
     after = run_wave(f"{name} v8, -v9, v10, |v11| op_sel:[0,1,0] op_sel_hi:[0,1,0]", {8: old, 9: a, 10: b, 11: c})
     for lane in LANES:
-        exact = -Fraction(to_float(a[lane], F32)) * Fraction(to_float(0x3C01, F16)) + abs(Fraction(to_float(c[lane], F32)))
+        exact = -Fraction(to_float(a[lane], F32)) * Fraction(to_float(0x3C01, F16)) + abs(
+            Fraction(to_float(c[lane], F32))
+        )
         single = round_to(exact, F32)
         got = after.v(8)[lane]
         if name == "v_fma_mix_f32":

@@ -145,9 +145,13 @@ def test_block_scaled_product(name: str, cbsz: int, blgp: int) -> None:
 def test_scale_byte_255_is_nan() -> None:
     vgprs = {r: [0] * 64 for r in range(A, A + 4)} | {r: [0] * 64 for r in range(B, B + 4)}
     vgprs |= {2: [127] * 3 + [255] + [127] * 60, 3: [127] * 64}
-    text = f"v_mfma_scale_f32_16x16x128_f8f6f4 v[{D}:{D + 3}], v[{A}:{A + 3}], v[{B}:{B + 3}], 0, v2, v3 op_sel_hi:[0,0,0]"
+    text = (
+        f"v_mfma_scale_f32_16x16x128_f8f6f4 v[{D}:{D + 3}], v[{A}:{A + 3}], v[{B}:{B + 3}], 0, v2, v3 op_sel_hi:[0,0,0]"
+    )
     after = run_wave(f"{text} cbsz:4 blgp:4", vgprs)
-    rows = {4 * (lane // 16) + r for r in range(4) for lane in range(64) if after.v(D + r)[lane] & 0x7F800000 == 0x7F800000}
+    rows = {
+        4 * (lane // 16) + r for r in range(4) for lane in range(64) if after.v(D + r)[lane] & 0x7F800000 == 0x7F800000
+    }
     assert rows == {3}
 
 

@@ -105,7 +105,9 @@ def test_store(space: str, suffix: str) -> None:
     for mask in (ALL, MASK):
         host = Host(bytes(64 * 16 + 64))
         where, vgprs, sgprs = addressing(space, host, [16 * (63 - lane) for lane in range(64)])
-        text = statement(f"{space}_store_{suffix}", space, registers(8, words), where, store=True, modifiers=" offset:4")
+        text = statement(
+            f"{space}_store_{suffix}", space, registers(8, words), where, store=True, modifiers=" offset:4"
+        )
         run_wave(text, vgprs | values, sgprs, exec_mask=mask, buffers=(host.buffer,))
         want = bytearray(host.size)
         for lane in range(64):
@@ -159,7 +161,11 @@ def test_scalar_load(prefix: str, suffix: str) -> None:
     words, data = SCALAR_LOADS[suffix], random_bytes(256, suffix)
     host = Host(data)
     base = "s[20:21]" if prefix == "s_load" else "s[20:23]"
-    for offset_text, offset, extra in (("0x24", 0x24, {}), ("s30", 0x40, {30: 0x40}), ("s30 offset:0x8", 0x48, {30: 0x40})):
+    for offset_text, offset, extra in (
+        ("0x24", 0x24, {}),
+        ("s30", 0x40, {30: 0x40}),
+        ("s30 offset:0x8", 0x48, {30: 0x40}),
+    ):
         text = f"{prefix}_{suffix} {'s40' if words == 1 else f's[40:{39 + words}]'}, {base}, {offset_text}"
         after = run_wave(text, {}, descriptor(host) | extra, buffers=(host.buffer,))
         want = struct.unpack(f"<{words}I", data[offset : offset + 4 * words])
@@ -266,5 +272,3 @@ def test_waits_reach_a_port_that_wants_them() -> None:
 
     run_wave("s_waitcnt vmcnt(3) lgkmcnt(0)\ns_waitcnt vmcnt(0)\ns_waitcnt 0xf70", memory=Port())
     assert Port.seen == [(3, 0), (0, None), (0, None)]
-
-

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dieplace.emulator.isa import Buffer, Launch, PlainMemory, Program
+from dieplace.emulator.isa import Buffer, Launch, LogicalDevice, PlainMemory, Program
 from dieplace.emulator.isa.dispatch import Dispatch
 from dieplace.emulator.isa.execute import execute
 from dieplace.emulator.isa.operands import EXEC, M0, SGPR, VCC
@@ -117,3 +117,43 @@ def run_wave(
         for block in program.blocks:
             execute(block, group)
     return After(st)
+
+
+class HostArray:
+    """Host memory that kernels may touch: 64-byte aligned, named, seen as a numpy array."""
+
+    def __init__(self, name: str, values: Any) -> None:
+        source = np.ascontiguousarray(values)
+        self._raw = np.zeros(source.nbytes + 64, np.uint8)
+        start = -self._raw.ctypes.data % 64
+        self.array = self._raw[start : start + source.nbytes].view(source.dtype).reshape(source.shape)
+        self.array[...] = source
+        self.buffer = Buffer(name, self.array.ctypes.data, source.nbytes)
+
+    @property
+    def pointer(self) -> bytes:
+        return int(self.buffer.base).to_bytes(8, "little")
+
+
+def launch(
+    body: str,
+    *arrays: HostArray,
+    grid: int = 1,
+    block: int = 64,
+    numbers: tuple[int, ...] = (),
+    device: LogicalDevice | None = None,
+    lds: int = 0,
+    vgprs: int = 32,
+    name: str = "t",
+    stream: int = 0,
+) -> Launch:
+    """A launch whose arguments are the pointers of `arrays` (8 bytes each), then `numbers` (4 bytes each)."""
+    kernarg = b"".join(a.pointer for a in arrays) + b"".join(n.to_bytes(4, "little") for n in numbers)
+    text = isa_text(body, name=name, vgprs=vgprs, lds=lds)
+    return Launch(
+        Program.parse(text, name), (grid, 1, 1), (block, 1, 1), kernarg, device or LogicalDevice(), stream=stream
+    )
+
+
+def memory_of(*arrays: HostArray) -> PlainMemory:
+    return PlainMemory([a.buffer for a in arrays])

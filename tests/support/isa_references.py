@@ -316,7 +316,7 @@ def define_compares() -> None:
             ref = lambda a, b, r=relation, c=convert: r(c(a), c(b))  # noqa: E731
             case(f"v_cmp_{name}_{kind}", "mask", f"{kind} {kind}", ref)
             case(f"v_cmpx_{name}_{kind}", "mask", f"{kind} {kind}", ref)
-    names = "f lt eq le gt lg ge o u nge nlg ngt nle neq nlt tru".split()
+    names = ["f", "lt", "eq", "le", "gt", "lg", "ge", "o", "u", "nge", "nlg", "ngt", "nle", "neq", "nlt", "tru"]
     for kind in ("f32", "f16", "f64"):
         for name in names:
             relation = _relation(name)

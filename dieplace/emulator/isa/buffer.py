@@ -31,6 +31,7 @@ from dieplace.emulator.isa.vmem import (
     remember,
     run_atomic,
     spread,
+    store_in_order,
     track_memory_store,
 )
 
@@ -182,7 +183,7 @@ def _build_store(inst: Instruction, layout: Layout, suffix: str) -> Step:
         addresses, room = in_range(g, locate(g), size)
         data = gather(g, src, words, half)
         if room is None:
-            g.st.memory.store(Request(g, inst, addresses, size), data)
+            store_in_order(g, Request(g, inst, addresses, size), data)
             return
         whole, unit = room >= size, min(size, 4)
         g.st.memory.store(Request(g, inst, addresses[whole], size, places=places_of(g, whole)), data[whole])

@@ -97,16 +97,42 @@ def _define_halves() -> None:
     define("v_cvt_norm_i16_f16", "i16", "f16", lambda a: _normalised(32767, -1, I16)(a).astype(U16).view(I16), "1")
     define("v_cvt_norm_u16_f16", "u16", "f16", lambda a: _normalised(65535, 0, U16)(a).astype(U16), "1")
     define("v_cvt_f32_bf16", "f32", "bf16", bf16_values, "1")
-    define("v_cvt_pkrtz_f16_f32", "u32", "f32 f32", lambda a, b: _pack(_to_zero_f16(a), _to_zero_f16(b)), "2")
-    define("v_cvt_pk_bf16_f32", "u32", "f32 f32", _pack_bf16)
+    define(
+        "v_cvt_pkrtz_f16_f32", "u32", "f32 f32", lambda a, b: _pack(_to_zero_f16(a), _to_zero_f16(b)), "2", taint="pair"
+    )
+    define("v_cvt_pk_bf16_f32", "u32", "f32 f32", _pack_bf16, taint="pair")
     define("v_cvt_pk_f16_f32", "u32", "f32 f32",
-           lambda a, b: _pack(a.astype(F16).view(U16), b.astype(F16).view(U16)))  # fmt: skip
-    define("v_cvt_pknorm_i16_f32", "u32", "f32 f32", lambda a, b: _pack(*map(_normalised(32767, -1, I16), (a, b))))
-    define("v_cvt_pknorm_u16_f32", "u32", "f32 f32", lambda a, b: _pack(*map(_normalised(65535, 0, U16), (a, b))))
-    define("v_cvt_pknorm_i16_f16", "u32", "f16 f16", lambda a, b: _pack(*map(_normalised(32767, -1, I16), (a, b))))
-    define("v_cvt_pknorm_u16_f16", "u32", "f16 f16", lambda a, b: _pack(*map(_normalised(65535, 0, U16), (a, b))))
-    define("v_cvt_pk_u16_u32", "u32", "u32 u32", _clip_pack(0, 65535))
-    define("v_cvt_pk_i16_i32", "u32", "i32 i32", _clip_pack(-32768, 32767))
+           lambda a, b: _pack(a.astype(F16).view(U16), b.astype(F16).view(U16)), taint="pair")  # fmt: skip
+    define(
+        "v_cvt_pknorm_i16_f32",
+        "u32",
+        "f32 f32",
+        lambda a, b: _pack(*map(_normalised(32767, -1, I16), (a, b))),
+        taint="pair",
+    )
+    define(
+        "v_cvt_pknorm_u16_f32",
+        "u32",
+        "f32 f32",
+        lambda a, b: _pack(*map(_normalised(65535, 0, U16), (a, b))),
+        taint="pair",
+    )
+    define(
+        "v_cvt_pknorm_i16_f16",
+        "u32",
+        "f16 f16",
+        lambda a, b: _pack(*map(_normalised(32767, -1, I16), (a, b))),
+        taint="pair",
+    )
+    define(
+        "v_cvt_pknorm_u16_f16",
+        "u32",
+        "f16 f16",
+        lambda a, b: _pack(*map(_normalised(65535, 0, U16), (a, b))),
+        taint="pair",
+    )
+    define("v_cvt_pk_u16_u32", "u32", "u32 u32", _clip_pack(0, 65535), taint="pair")
+    define("v_cvt_pk_i16_i32", "u32", "i32 i32", _clip_pack(-32768, 32767), taint="pair")
     define("v_cvt_pk_u8_f32", "u32", "f32 u32 u32", _pack_byte)
     define("v_sat_pk_u8_i16", "u32", "u32", _saturate_bytes, "1")
 

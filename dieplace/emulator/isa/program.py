@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import re
 import struct
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,7 @@ class Block:
     target: int = -1
     ends: str = ""
     progresses: bool = False
+    yields: bool = False  # a seeded run may interrupt after this block
 
     def finish(self) -> None:
         """Derive what execution needs from the steps."""
@@ -225,6 +227,8 @@ def _blocks(name: str, steps: list[Step], labels: dict[str, int]) -> list[Block]
     for number, step in enumerate(steps):
         if step.ends or step.preemptible:
             starts.add(number + 1)
+        if step.preemptible:
+            starts.add(number)
     order = sorted(start for start in starts if start < len(steps))
     index = {start: place for place, start in enumerate(order)}
     blocks = []
@@ -238,4 +242,6 @@ def _blocks(name: str, steps: list[Step], labels: dict[str, int]) -> list[Block]
                 raise block.last.inst.unknown(f"label {label} is not defined")
             block.target = index[labels[label]]
         blocks.append(block)
+    for block, following in itertools.pairwise(blocks):
+        block.yields = block.last.preemptible or following.steps[0].preemptible
     return blocks

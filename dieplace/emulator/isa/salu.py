@@ -196,11 +196,37 @@ def _result_taint(g: Group, op: Scalar, sources: list[Any], reads: list[int]) ->
         return (ta & b) | (tb & a) | (ta & tb), origin
     if op.taint == "move" and SCC_KEY not in found:
         return masks[0], origin
+    if op.taint in ("xor", "bits", "nand", "nor", "xnor") and SCC_KEY not in found:
+        return np.bitwise_or.reduce(np.broadcast_arrays(*masks, np.zeros(g.n, U64))), origin
+    if op.taint == "select" and SCC_KEY not in found:
+        return np.where(g.scc, masks[0], masks[1]), origin
+    if op.taint in ("shift", "through") and (op.taint == "through" or not np.any(masks[1])):
+        return _shadow(g, op, sources, masks), origin
+    if op.taint == "up":
+        total = np.zeros(g.n, U64)
+        for bits in masks:
+            total |= bits
+        if SCC_KEY in found:
+            total |= U64(1)
+        return total | (~total + U64(1)), origin
     touched = np.zeros(g.n, bool)
     for key in found:
         bits = g.taint(key)
         touched |= bits[:, 0] != 0
     return np.where(touched, U64(0xFFFFFFFFFFFFFFFF), U64(0)), origin
+
+
+def _shadow(g: Group, op: Scalar, sources: list[Any], masks: list[Any]) -> Any:
+    """The function on never-written bits instead of values: on the first operand of a shift, on all of a packing."""
+    values = []
+    for number, ((fetch, _), kind, bits) in enumerate(zip(sources, op.src, masks, strict=True)):
+        raw: Any = U32 if WORDS[kind] == 1 else U64
+        if op.taint == "shift" and number:
+            values.append(fetch(g))
+        else:
+            values.append(np.broadcast_to(bits, (g.n,)).astype(raw).view(DTYPES[kind]))
+    result = np.asarray(op.fn(*values))
+    return result.view(U32 if result.dtype.itemsize == 4 else U64).astype(U64)
 
 
 def _joined(low: Any, high: Any) -> Any:

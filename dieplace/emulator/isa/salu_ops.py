@@ -108,13 +108,13 @@ def _quad(a: Any) -> Any:
 
 
 def _define_32() -> None:
-    scalar("s_add_u32", "u32", "u32 u32", _add_u, "given")
-    scalar("s_sub_u32", "u32", "u32 u32", _sub_u, "given")
-    scalar("s_add_i32", "i32", "i32 i32", _add_i, "given")
-    scalar("s_sub_i32", "i32", "i32 i32", _sub_i, "given")
-    scalar("s_addc_u32", "u32", "u32 u32", _addc, "given", reads_scc=True)
-    scalar("s_subb_u32", "u32", "u32 u32", _subb, "given", reads_scc=True)
-    scalar("s_mul_i32", "u32", "u32 u32", np.multiply)
+    scalar("s_add_u32", "u32", "u32 u32", _add_u, "given", taint="up")
+    scalar("s_sub_u32", "u32", "u32 u32", _sub_u, "given", taint="up")
+    scalar("s_add_i32", "i32", "i32 i32", _add_i, "given", taint="up")
+    scalar("s_sub_i32", "i32", "i32 i32", _sub_i, "given", taint="up")
+    scalar("s_addc_u32", "u32", "u32 u32", _addc, "given", reads_scc=True, taint="up")
+    scalar("s_subb_u32", "u32", "u32 u32", _subb, "given", reads_scc=True, taint="up")
+    scalar("s_mul_i32", "u32", "u32 u32", np.multiply, taint="up")
     scalar("s_mul_hi_u32", "u32", "u32 u32", _mul_hi_u)
     scalar("s_mul_hi_i32", "i32", "i32 i32", _mul_hi_i)
     scalar("s_min_i32", "i32", "i32 i32", _pick(np.less), "given")
@@ -123,17 +123,19 @@ def _define_32() -> None:
     scalar("s_max_u32", "u32", "u32 u32", _pick(np.greater), "given")
     scalar("s_absdiff_i32", "i32", "i32 i32", lambda a, b: np.abs(a - b), "nonzero")
     scalar("s_abs_i32", "i32", "i32", np.abs, "nonzero")
-    scalar("s_lshl_b32", "u32", "u32 u32", lambda a, b: a << (b & U31), "nonzero")
-    scalar("s_lshr_b32", "u32", "u32 u32", lambda a, b: a >> (b & U31), "nonzero")
-    scalar("s_ashr_i32", "i32", "i32 i32", lambda a, b: a >> (b & I32(31)), "nonzero")
+    scalar("s_lshl_b32", "u32", "u32 u32", lambda a, b: a << (b & U31), "nonzero", taint="shift")
+    scalar("s_lshr_b32", "u32", "u32 u32", lambda a, b: a >> (b & U31), "nonzero", taint="shift")
+    scalar("s_ashr_i32", "i32", "i32 i32", lambda a, b: a >> (b & I32(31)), "nonzero", taint="shift")
     scalar("s_bfm_b32", "u32", "u32 u32", lambda a, b: ((U32(1) << (a & U31)) - U32(1)) << (b & U31))
-    scalar("s_bfe_u32", "u32", "u32 u32", _bfe(U32, U32, 32), "nonzero")
-    scalar("s_bfe_i32", "i32", "i32 u32", _bfe(I32, U32, 32), "nonzero")
+    scalar("s_bfe_u32", "u32", "u32 u32", _bfe(U32, U32, 32), "nonzero", taint="shift")
+    scalar("s_bfe_i32", "i32", "i32 u32", _bfe(I32, U32, 32), "nonzero", taint="shift")
     for k in (1, 2, 3, 4):
-        scalar(f"s_lshl{k}_add_u32", "u32", "u32 u32", _shift_add(k), "given")
-    scalar("s_pack_ll_b32_b16", "u32", "u32 u32", lambda a, b: (a & U32(0xFFFF)) | b << U32(16))
-    scalar("s_pack_lh_b32_b16", "u32", "u32 u32", lambda a, b: (a & U32(0xFFFF)) | (b & U32(0xFFFF0000)))
-    scalar("s_pack_hh_b32_b16", "u32", "u32 u32", lambda a, b: a >> U32(16) | (b & U32(0xFFFF0000)))
+        scalar(f"s_lshl{k}_add_u32", "u32", "u32 u32", _shift_add(k), "given", taint="up")
+    scalar("s_pack_ll_b32_b16", "u32", "u32 u32", lambda a, b: (a & U32(0xFFFF)) | b << U32(16), taint="through")
+    scalar(
+        "s_pack_lh_b32_b16", "u32", "u32 u32", lambda a, b: (a & U32(0xFFFF)) | (b & U32(0xFFFF0000)), taint="through"
+    )
+    scalar("s_pack_hh_b32_b16", "u32", "u32 u32", lambda a, b: a >> U32(16) | (b & U32(0xFFFF0000)), taint="through")
 
 
 def _define_logic() -> None:
@@ -147,8 +149,15 @@ def _define_logic() -> None:
         for name, fn in logic.items():
             scalar(f"s_{name}_b{bits}", kind, f"{kind} {kind}", fn, "nonzero", taint=name)
         scalar(f"s_mov_b{bits}", kind, kind, lambda a: a, taint="move")
-        scalar(f"s_not_b{bits}", kind, kind, lambda a: ~a, "nonzero", taint="move")
-        scalar(f"s_cselect_b{bits}", kind, f"{kind} {kind}", lambda a, b, c: np.where(c, a, b), reads_scc=True)
+        scalar(f"s_not_b{bits}", kind, kind, lambda a: ~a, "nonzero", taint="bits")
+        scalar(
+            f"s_cselect_b{bits}",
+            kind,
+            f"{kind} {kind}",
+            lambda a, b, c: np.where(c, a, b),
+            reads_scc=True,
+            taint="select",
+        )
         scalar(f"s_cmov_b{bits}", kind, f"{kind} {kind}", lambda old, a, c: np.where(c, a, old), reads_scc=True,
                reads_dst=True)  # fmt: skip
         scalar(f"s_bcnt1_i32_b{bits}", "u32", kind, bit_count, "nonzero")
@@ -162,21 +171,21 @@ def _define_logic() -> None:
     scalar("s_flbit_i32_b32", "u32", "u32", leading_zeros)
     scalar("s_flbit_i32_b64", "u32", "u64", lambda a: _first64(a, leading_zeros, True))
     scalar("s_flbit_i32", "u32", "i32", _sign_run)
-    scalar("s_sext_i32_i8", "i32", "i32", lambda a: a << I32(24) >> I32(24))
-    scalar("s_sext_i32_i16", "i32", "i32", lambda a: a << I32(16) >> I32(16))
+    scalar("s_sext_i32_i8", "i32", "i32", lambda a: a << I32(24) >> I32(24), taint="through")
+    scalar("s_sext_i32_i16", "i32", "i32", lambda a: a << I32(16) >> I32(16), taint="through")
     scalar("s_wqm_b64", "u64", "u64", _quad, "nonzero")
     scalar("s_bitset0_b32", "u32", "u32 u32", lambda old, a: old & ~(U32(1) << (a & U31)), reads_dst=True)
     scalar("s_bitset1_b32", "u32", "u32 u32", lambda old, a: old | U32(1) << (a & U31), reads_dst=True)
 
 
 def _define_64() -> None:
-    scalar("s_lshl_b64", "u64", "u64 u32", lambda a, b: a << (np.asarray(b, U64) & U63), "nonzero")
-    scalar("s_lshr_b64", "u64", "u64 u32", lambda a, b: a >> (np.asarray(b, U64) & U63), "nonzero")
-    scalar("s_ashr_i64", "i64", "i64 u32", lambda a, b: a >> np.asarray(b & U32(63), I64), "nonzero")
+    scalar("s_lshl_b64", "u64", "u64 u32", lambda a, b: a << (np.asarray(b, U64) & U63), "nonzero", taint="shift")
+    scalar("s_lshr_b64", "u64", "u64 u32", lambda a, b: a >> (np.asarray(b, U64) & U63), "nonzero", taint="shift")
+    scalar("s_ashr_i64", "i64", "i64 u32", lambda a, b: a >> np.asarray(b & U32(63), I64), "nonzero", taint="shift")
     scalar("s_bfm_b64", "u64", "u32 u32",
            lambda a, b: ((U64(1) << (a & U32(63)).astype(U64)) - U64(1)) << (b & U32(63)).astype(U64))  # fmt: skip
-    scalar("s_bfe_u64", "u64", "u64 u32", _bfe(U64, U64, 64), "nonzero")
-    scalar("s_bfe_i64", "i64", "i64 u32", _bfe(I64, U64, 64), "nonzero")
+    scalar("s_bfe_u64", "u64", "u64 u32", _bfe(U64, U64, 64), "nonzero", taint="shift")
+    scalar("s_bfe_i64", "i64", "i64 u32", _bfe(I64, U64, 64), "nonzero", taint="shift")
     scalar("s_bitset0_b64", "u64", "u64 u32", lambda old, a: old & ~(U64(1) << np.asarray(a & U32(63), U64)),
            reads_dst=True)  # fmt: skip
     scalar("s_bitset1_b64", "u64", "u64 u32", lambda old, a: old | U64(1) << np.asarray(a & U32(63), U64),
@@ -214,8 +223,8 @@ def _with_k(inst: Instruction, layout: Layout, op: Scalar, kind: str) -> Step:
 
 def _define_k() -> None:
     move = Scalar("i32", ("i32",), lambda a: a)
-    plus = Scalar("i32", ("i32", "i32"), _add_i, "given", reads_dst=True)
-    times = Scalar("i32", ("i32", "i32"), lambda old, a: old * a, reads_dst=True)
+    plus = Scalar("i32", ("i32", "i32"), _add_i, "given", reads_dst=True, taint="up")
+    times = Scalar("i32", ("i32", "i32"), lambda old, a: old * a, reads_dst=True, taint="up")
     conditional = Scalar("i32", ("i32", "i32"), lambda old, a, c: np.where(c, a, old), reads_scc=True, reads_dst=True)
     for name, op in (("movk", move), ("addk", plus), ("mulk", times), ("cmovk", conditional)):
         add(f"s_{name}_i32", "salu", bound(_with_k, op, "i32"))

@@ -26,6 +26,7 @@ from dieplace.emulator.isa.state import Clock, Launch
 
 STEP_LIMIT = 50_000_000
 TURN_BUDGET, POLL_COST = 64, 16
+SPLIT_CHANCE = 0.8  # seeded only: how often a chosen cohort leaves some of its waves behind
 QUIET_BLOCKS = 20_000  # blocks without a store, an atomic or an end after which the port is asked about the stall
 
 
@@ -118,7 +119,7 @@ class Machine:
                 continue
             sharing = sum(name == launch.device.name for name, _ in self.waiting)
             dispatch = Dispatch(launch, index, self.memory, 1.0 / sharing)
-            dispatch.st.clock = self.clock
+            dispatch.st.clock, dispatch.st.choose = self.clock, self.choose
             self.memory.started(dispatch.st)
             self.dispatches[index] = dispatch
             self._enqueue(Cohort(dispatch, 0, dispatch.fill(np.arange(dispatch.st.slots)), self._now()))
@@ -142,8 +143,9 @@ class Machine:
             key = min(self.pool, key=lambda k: (self.pool[k].turn, k[1], k[0]))
             return self.pool.pop(key)
         cohort = self.pool.pop(self.choose.choice(list(self.pool)))
-        if len(cohort.waves) > 1 and self.choose.random() < 0.5:
-            mine = np.array([self.choose.random() < 0.5 for _ in cohort.waves])
+        if len(cohort.waves) > 1 and self.choose.random() < SPLIT_CHANCE:
+            share = self.choose.random()
+            mine = np.array([self.choose.random() < share for _ in cohort.waves])
             if mine.any() and not mine.all():
                 rest = Cohort(cohort.dispatch, cohort.block, cohort.waves[~mine], cohort.turn, cohort.spent)
                 self._enqueue(rest)
@@ -186,7 +188,7 @@ class Machine:
         if ends == "":
             cohort.block += 1
             cohort.spent += POLL_COST if block.last.preemptible else 0
-            return self._stays(cohort, block.last.preemptible)
+            return self._stays(cohort, block.yields)
         if ends == "branch":
             return self._branch(cohort, block, g)
         dispatch = cohort.dispatch
@@ -221,7 +223,7 @@ class Machine:
 
     def _stays(self, cohort: Cohort, may_stop: bool) -> bool:
         """Go on with the same cohort unless somebody waits at its block, is due first, or chance interrupts."""
-        if not self.pool:
+        if not self.pool and (self.choose is None or len(cohort.waves) == 1):
             return True
         if self.choose is not None:
             stop = may_stop and self.choose.random() < 0.5

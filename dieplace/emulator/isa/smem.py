@@ -45,7 +45,7 @@ def _build(inst: Instruction, layout: Layout, words: int, is_buffer: bool) -> St
         if is_buffer:
             inside = (offset(g) + 4 * np.arange(words)[:, None]) < (g.s64[pair + 1] & U64(0xFFFFFFFF)).astype(I64)
             data = np.where(inside.T, data, U32(0))
-        put(g, dst, data, taint, lambda request: loaded_origin(g, request, taint), inst, address)
+        put(g, dst, data, taint, lambda request: _origin(g, request, taint), inst, address)
 
     reads = (base, base + 1, *((base + 2, base + 3) if is_buffer else ()), *keys)
     writes = tuple(range(dst, dst + words))
@@ -53,32 +53,42 @@ def _build(inst: Instruction, layout: Layout, words: int, is_buffer: bool) -> St
     return Step(inst, "smem", run, slow, mask_of(reads), mask_of(writes))
 
 
+def _origin(g: Group, request: Request, taint: np.ndarray | None) -> str:
+    if 0 <= int(request.address[0]) - g.st.kernarg_base < 1 << 24:
+        return f"kernel argument bytes beyond the {len(g.st.launch.kernarg)} that were given"
+    return loaded_origin(g, request, taint)
+
+
 def read(g: Group, inst: Instruction, address: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray | None]:
     """uint32 [n, words] at one address a wave: from the kernel arguments or through the port."""
     st = g.st
     first = int(address[0]) - st.kernarg_base
     if 0 <= first < 1 << 24:
-        if (address == address[0]).all():
-            return np.broadcast_to(_kernarg(g, first, size), (g.n, size // 4)), None
-        rows = [_kernarg(g, int(place) - st.kernarg_base, size) for place in address]
-        return np.stack(rows), None
+        places, order = (address[:1], np.zeros(g.n, np.int64)) if (address == address[0]).all() else (
+            np.unique(address, return_inverse=True))  # fmt: skip
+        rows = [_kernarg(g, int(place) - st.kernarg_base, size) for place in places]
+        missing = np.stack([bits for _, bits in rows])
+        return np.stack([words for words, _ in rows])[order], missing[order] if missing.any() else None
     request = Request(g, inst, address, size, scalar=True)
     data, taint = st.memory.load(request)
     remember(g, request, data)
     return data, taint
 
 
-def _kernarg(g: Group, offset: int, size: int) -> np.ndarray:
-    arguments = g.st.kernarg
+def _kernarg(g: Group, offset: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Words of the argument segment, and never-written bits for the padding that follows the arguments given."""
+    arguments, given = g.st.kernarg, len(g.st.launch.kernarg)
     if offset < 0 or offset + size > len(arguments):
         raise OutOfBounds(
-            f"kernel argument byte {offset}, {size} bytes, lies outside the {len(g.st.launch.kernarg)} that were given",
+            f"kernel argument byte {offset}, {size} bytes, lies outside the {given} that were given",
             hint="pack every argument of the kernel's metadata",
             address=offset,
             size_bytes=size,
             buffer="kernarg",
         )
-    return arguments[offset : offset + size].view(U32)
+    missing = np.zeros(size, np.uint8)
+    missing[max(0, given - offset) :] = 0xFF
+    return arguments[offset : offset + size].view(U32), missing.view(U32)
 
 
 def put(g: Group, dst: int, data: np.ndarray, taint: Any, origin: Any, inst: Instruction, address: np.ndarray) -> None:

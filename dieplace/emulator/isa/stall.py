@@ -41,44 +41,71 @@ def _sentence(group: dict[str, Any]) -> str:
     return f"{text}, {group['poll']}" if group.get("poll") else text
 
 
-def deadlock(dispatches: Iterable[Dispatch]) -> IsaFault:
-    """The fault for launches whose remaining waves all wait at barriers."""
-    groups = [group for dispatch in dispatches for group in _barrier_groups(dispatch)]
+def _deadlock(groups: list[dict[str, Any]], others: list[dict[str, Any]]) -> IsaFault:
     first = groups[0]
+    text = "; ".join(map(_sentence, groups[:SHOWN]))
+    spinning = "; ".join(map(_sentence, others[:SHOWN]))
     fault = BarrierDeadlock(
-        "every wave that is left waits at a barrier that other waves of its workgroup will never reach: "
-        + "; ".join(map(_sentence, groups[:SHOWN])),
-        hint="let every wave of a workgroup pass the same barriers",
-        waiting=groups,
+        f"a barrier cannot complete: {text}" + (f"; the rest never arrives: {spinning}" if spinning else ""),
+        hint="let every wave of a workgroup that has not ended pass the same barriers",
+        waiting=groups + others,
     )
     return fault.located(first["kernel"], first["line"], first["instruction"])
 
 
+def deadlock(dispatches: Iterable[Dispatch]) -> IsaFault:
+    """The fault for launches whose remaining waves all wait at barriers."""
+    return _deadlock([group for dispatch in dispatches for group in _barrier_groups(dispatch)], [])
+
+
 def livelock(cohorts: Iterable[Cohort], dispatches: Iterable[Dispatch], memory: MemoryPort, limit: int) -> IsaFault:
-    """The fault at the step limit: what each group of waves was doing, and what it last read."""
+    """The fault at the step limit: what each group of waves was doing, and what it last read.
+
+    It is a barrier deadlock when waves of a workgroup wait at a barrier and its other waves spin without loading from
+    memory: what they wait for can only come from their own workgroup.
+    """
     groups: list[dict[str, Any]] = []
     polls: list[Poll] = []
+    blocked: list[dict[str, Any]] = []
     for cohort in cohorts:
-        st = cohort.dispatch.st
-        inst = st.program.blocks[cohort.block].steps[0].inst
         poll = _poll(cohort, memory)
         polls += [poll] if poll else []
-        groups.append({
-            "kernel": st.program.name, "line": inst.line, "instruction": inst.text, "waves": len(cohort.waves),
-            "where": _workgroups(cohort.dispatch, cohort.waves), "poll": _describe(poll, memory) if poll else "",
-        })  # fmt: skip
-    groups += [group for dispatch in dispatches for group in _barrier_groups(dispatch)]
+        groups.append(_running(cohort, poll, memory))
+        if poll is None and _holds_up_a_barrier(cohort):
+            blocked.append(groups[-1])
     better = _from_port(polls, memory)
     if better is not None:
         return better
+    waiting = [group for dispatch in dispatches for group in _barrier_groups(dispatch)]
+    if blocked and waiting:
+        return _deadlock(waiting, blocked)
     polled = polls[0] if polls else None
     fault = Livelock(
-        f"{limit} wave instructions and no end: " + "; ".join(map(_sentence, groups[:SHOWN])),
+        f"{limit} wave instructions and no end: " + "; ".join(map(_sentence, [*groups, *waiting][:SHOWN])),
         hint="a flag that is waited for is never set, or workgroups wait for others that are not resident",
-        waiting=groups,
+        waiting=groups + waiting,
     )
     line, text = (polled.line, polled.instruction) if polled else (groups[0]["line"], groups[0]["instruction"])
     return fault.located(groups[0]["kernel"], line, text)
+
+
+def _running(cohort: Cohort, poll: Poll | None, memory: MemoryPort) -> dict[str, Any]:
+    st = cohort.dispatch.st
+    inst = st.program.blocks[cohort.block].steps[0].inst
+    return {
+        "kernel": st.program.name,
+        "line": inst.line,
+        "instruction": inst.text,
+        "waves": len(cohort.waves),
+        "where": _workgroups(cohort.dispatch, cohort.waves),
+        "poll": _describe(poll, memory) if poll else "",
+    }
+
+
+def _holds_up_a_barrier(cohort: Cohort) -> bool:
+    dispatch = cohort.dispatch
+    waiting = np.unique(dispatch.st.slot[dispatch.at_barrier()])
+    return bool(np.isin(dispatch.st.slot[cohort.waves], waiting).any())
 
 
 def explained(cohorts: Iterable[Cohort], memory: MemoryPort) -> IsaFault | None:
@@ -95,11 +122,12 @@ def _from_port(polls: list[Poll], memory: MemoryPort) -> IsaFault | None:
 
 
 def _poll(cohort: Cohort, memory: MemoryPort) -> Poll | None:
-    """The last load of any of these waves."""
-    best: Poll | None = None
-    for line, (request, data) in cohort.dispatch.st.recent.items():
-        if len(request.address) and np.isin(request.waves, cohort.waves).any():
-            best = Poll(request, data, request.inst.text, line)
+    """The last load of any of these waves, when it was in the last tenth of the run: what they are polling."""
+    st = cohort.dispatch.st
+    best, latest = None, st.clock.now * 9 // 10
+    for line, (request, data, when) in st.recent.items():
+        if when >= latest and len(request.address) and np.isin(request.waves, cohort.waves).any():
+            best, latest = Poll(request, data, request.inst.text, line), when
     return best
 
 

@@ -8,6 +8,7 @@ one test per block.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -115,8 +116,9 @@ class LaunchState:
         self.kernarg = np.frombuffer(launch.kernarg + bytes(-len(launch.kernarg) % 64 + 64), U8)
         self.kernarg_base = KERNARG_BASE + (index << 24)
         self.clock = Clock()
+        self.choose: random.Random | None = None
         self.block_waves: dict[int, int] = {}
-        self.recent: dict[int, tuple[Request, np.ndarray]] = {}
+        self.recent: dict[int, tuple[Request, np.ndarray, int]] = {}
 
     def start(self, slots: np.ndarray, workgroups: np.ndarray) -> np.ndarray:
         """Give `workgroups` (linear ids) the free `slots`; sets the initial registers and returns their wave slots."""

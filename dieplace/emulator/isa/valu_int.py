@@ -153,7 +153,7 @@ def _build_bitop(inst: Instruction, layout: Layout, kind: str) -> Step:
     if "bitop3" not in inst.modifiers:
         raise inst.unknown("bitop3 needs its truth table")
     fn = bit_table(inst.number("bitop3"))
-    return build_valu(inst, layout, Operation(inst.opcode, (kind,), (kind, kind, kind), fn))
+    return build_valu(inst, layout, Operation(inst.opcode, (kind,), (kind, kind, kind), fn, "bits"))
 
 
 def _define_bitop() -> None:
@@ -167,22 +167,22 @@ def _define_32() -> None:
     define("v_accvgpr_write_b32", "b32", "b32", np.positive, taint="move", data=(0,))
     define("v_accvgpr_read_b32", "b32", "b32", np.positive, taint="move", data=(0,))
     define("v_accvgpr_mov_b32", "b32", "b32", np.positive, "1", taint="move", data=(0,))
-    define("v_not_b32", "u32", "u32", np.invert, "1", taint="any")
+    define("v_not_b32", "u32", "u32", np.invert, "1", taint="bits")
     define("v_bfrev_b32", "u32", "u32", bit_reverse, "1", taint="move", data=(0,))
     define("v_ffbh_u32", "u32", "u32", leading_zeros, "1")
     define("v_ffbl_b32", "u32", "u32", trailing_zeros, "1")
     define("v_ffbh_i32", "u32", "i32", sign_run, "1")
     define("v_bcnt_u32_b32", "u32", "u32 u32", lambda a, b: bit_count(a) + b)
-    define("v_add_u32", "u32", "u32 u32", np.add, "2", saturate=_saturate(0, 0xFFFFFFFF, np.add))
-    define("v_sub_u32", "u32", "u32 u32", np.subtract, "2", saturate=_saturate(0, 0xFFFFFFFF, np.subtract))
+    define("v_add_u32", "u32", "u32 u32", np.add, "2", saturate=_saturate(0, 0xFFFFFFFF, np.add), taint="up")
+    define("v_sub_u32", "u32", "u32 u32", np.subtract, "2", saturate=_saturate(0, 0xFFFFFFFF, np.subtract), taint="up")
     define("v_subrev_u32", "u32", "u32 u32", lambda a, b: b - a, "2",
            saturate=_saturate(0, 0xFFFFFFFF, lambda a, b: b - a))  # fmt: skip
-    define("v_add_i32", "i32", "i32 i32", np.add, saturate=_saturate(-(2**31), 2**31 - 1, np.add))
-    define("v_sub_i32", "i32", "i32 i32", np.subtract, saturate=_saturate(-(2**31), 2**31 - 1, np.subtract))
+    define("v_add_i32", "i32", "i32 i32", np.add, saturate=_saturate(-(2**31), 2**31 - 1, np.add), taint="up")
+    define("v_sub_i32", "i32", "i32 i32", np.subtract, saturate=_saturate(-(2**31), 2**31 - 1, np.subtract), taint="up")
     define("v_and_b32", "u32", "u32 u32", np.bitwise_and, "2", taint="and")
     define("v_or_b32", "u32", "u32 u32", np.bitwise_or, "2", taint="or")
-    define("v_xor_b32", "u32", "u32 u32", np.bitwise_xor, "2")
-    define("v_xnor_b32", "u32", "u32 u32", lambda a, b: ~(a ^ b), "2")
+    define("v_xor_b32", "u32", "u32 u32", np.bitwise_xor, "2", taint="bits")
+    define("v_xnor_b32", "u32", "u32 u32", lambda a, b: ~(a ^ b), "2", taint="bits")
     define("v_lshlrev_b32", "u32", "u32 u32", lambda a, b: b << _low5(a), "2", taint="move", data=(1,))
     define("v_lshrrev_b32", "u32", "u32 u32", lambda a, b: b >> _low5(a), "2", taint="move", data=(1,))
     define("v_ashrrev_i32", "i32", "i32 i32", lambda a, b: b >> (a & I32(31)), "2", taint="move", data=(1,))
@@ -212,18 +212,18 @@ def _define_gfx950() -> None:
 
 def _define_three() -> None:
     define("v_lshl_or_b32", "u32", "u32 u32 u32", lambda a, b, c: a << _low5(b) | c, taint="move", data=(0, 2))
-    define("v_lshl_add_u32", "u32", "u32 u32 u32", lambda a, b, c: (a << _low5(b)) + c)
-    define("v_add_lshl_u32", "u32", "u32 u32 u32", lambda a, b, c: (a + b) << _low5(c))
+    define("v_lshl_add_u32", "u32", "u32 u32 u32", lambda a, b, c: (a << _low5(b)) + c, taint="up")
+    define("v_add_lshl_u32", "u32", "u32 u32 u32", lambda a, b, c: (a + b) << _low5(c), taint="up")
     define("v_and_or_b32", "u32", "u32 u32 u32", lambda a, b, c: a & b | c, taint="move", data=(0, 2))
     define("v_or3_b32", "u32", "u32 u32 u32", lambda a, b, c: a | b | c, taint="move", data=(0, 1, 2))
-    define("v_add3_u32", "u32", "u32 u32 u32", lambda a, b, c: a + b + c)
-    define("v_xad_u32", "u32", "u32 u32 u32", lambda a, b, c: (a ^ b) + c)
+    define("v_add3_u32", "u32", "u32 u32 u32", lambda a, b, c: a + b + c, taint="up")
+    define("v_xad_u32", "u32", "u32 u32 u32", lambda a, b, c: (a ^ b) + c, taint="up")
     define("v_bfe_u32", "u32", "u32 u32 u32", _bfe_u, taint="move", data=(0,))
     define("v_bfe_i32", "i32", "i32 i32 i32", _bfe_i, taint="move", data=(0,))
     define("v_bfi_b32", "u32", "u32 u32 u32", lambda a, b, c: a & b | ~a & c, taint="move", data=(1, 2))
     define("v_alignbit_b32", "u32", "u32 u32 u32", _alignbit, taint="move", data=(0, 1))
     define("v_alignbyte_b32", "u32", "u32 u32 u32", _alignbyte, taint="move", data=(0, 1))
-    define("v_perm_b32", "u32", "u32 u32 u32", permute_bytes, taint="any")
+    define("v_perm_b32", "u32", "u32 u32 u32", permute_bytes, taint="move", data=(0, 1))
     define("v_min3_u32", "u32", "u32 u32 u32", lambda a, b, c: np.minimum(np.minimum(a, b), c))
     define("v_max3_u32", "u32", "u32 u32 u32", lambda a, b, c: np.maximum(np.maximum(a, b), c))
     define("v_med3_u32", "u32", "u32 u32 u32", _median)
@@ -237,16 +237,16 @@ def _define_three() -> None:
 
 
 def _define_products() -> None:
-    define("v_mul_lo_u32", "u32", "u32 u32", np.multiply)
+    define("v_mul_lo_u32", "u32", "u32 u32", np.multiply, taint="up")
     define("v_mul_hi_u32", "u32", "u32 u32", _mul_hi_u)
     define("v_mul_hi_i32", "i32", "i32 i32", _mul_hi_i)
-    define("v_mul_u32_u24", "u32", "u32 u32", lambda a, b: _mad24(a, b, U32(0)), "2")
+    define("v_mul_u32_u24", "u32", "u32 u32", lambda a, b: _mad24(a, b, U32(0)), "2", taint="up")
     define("v_mul_i32_i24", "i32", "i32 i32", lambda a, b: sext24(a) * sext24(b), "2")
     define("v_mul_hi_u32_u24", "u32", "u32 u32", lambda a, b: _mul_hi_u(a & U32(0xFFFFFF), b & U32(0xFFFFFF)), "2")
     define("v_mul_hi_i32_i24", "i32", "i32 i32", lambda a, b: _mul_hi_i(sext24(a), sext24(b)), "2")
-    define("v_mad_u32_u24", "u32", "u32 u32 u32", _mad24)
+    define("v_mad_u32_u24", "u32", "u32 u32 u32", _mad24, taint="up")
     define("v_mad_i32_i24", "i32", "i32 i32 i32", lambda a, b, c: sext24(a) * sext24(b) + c)
-    define("v_mad_u32_u16", "u32", "u16 u16 u32", lambda a, b, c: a.astype(U32) * b.astype(U32) + c)
+    define("v_mad_u32_u16", "u32", "u16 u16 u32", lambda a, b, c: a.astype(U32) * b.astype(U32) + c, taint="up")
     define("v_mad_i32_i16", "i32", "i16 i16 i32", lambda a, b, c: a.astype(I32) * b.astype(I32) + c)
 
 
@@ -254,9 +254,9 @@ def _define_carries() -> None:
     plus, minus = _carry(lambda a, b, c: a + b + c), _carry(lambda a, b, c: a - b - c)
     reverse = _carry(lambda a, b, c: b - a - c)
     for name, fn in (("v_add_co_u32", plus), ("v_sub_co_u32", minus), ("v_subrev_co_u32", reverse)):
-        define(name, "u32 mask", "u32 u32", fn, "2")
+        define(name, "u32 mask", "u32 u32", fn, "2", taint="up")
     for name, fn in (("v_addc_co_u32", plus), ("v_subb_co_u32", minus), ("v_subbrev_co_u32", reverse)):
-        define(name, "u32 mask", "u32 u32 mask", fn, "2")
+        define(name, "u32 mask", "u32 u32 mask", fn, "2", taint="up")
 
 
 def _define_16() -> None:

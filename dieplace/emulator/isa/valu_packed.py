@@ -93,8 +93,8 @@ def _build_pair(inst: Instruction, layout: Layout, count: int, fn: Function, ufu
             run(g)
             return
         values = g.f
-        fn(*[values[key] for key in low], values[dst])
-        fn(*[values[key] for key in high], values[dst + 1])
+        fn(*[values[key] for key in low], out=values[dst])
+        fn(*[values[key] for key in high], out=values[dst + 1])
 
     plain = not any(name in inst.modifiers for name in ("neg_lo", "neg_hi"))
     safe = ufunc and plain and dst not in high
@@ -139,7 +139,7 @@ def _build_halves(inst: Instruction, layout: Layout, count: int, kind: str, fn: 
         low, high = (np.asarray(fn(*part), dtype).view(np.uint16) for part in (values[:count], values[count:]))
         return low.astype(U32) | high.astype(U32) << U32(16)
 
-    op = Operation(inst.opcode, ("u32",), (kind,) * (2 * count), both)
+    op = Operation(inst.opcode, ("u32",), (kind,) * (2 * count), both, "pair")
     return finish(inst, op, sources, [target], general_run(sources, [target], both))
 
 

@@ -128,12 +128,12 @@ def _div_fixup(dtype: Any) -> Any:
 
 
 define("v_mov_b64", "u64", "u64", np.positive, "1", taint="move", data=(0,))
-define("v_lshl_add_u64", "u64", "u64 u32 u64", lambda a, b, c: (a << np.asarray(b & U32(7), U64)) + c)
+define("v_lshl_add_u64", "u64", "u64 u32 u64", lambda a, b, c: (a << np.asarray(b & U32(7), U64)) + c, taint="up")
 define("v_lshlrev_b64", "u64", "u32 u64", lambda a, b: b << _shift(a), taint="move", data=(1,))
 define("v_lshrrev_b64", "u64", "u32 u64", lambda a, b: b >> _shift(a), taint="move", data=(1,))
 define("v_ashrrev_i64", "i64", "u32 i64", lambda a, b: b >> _shift(a).astype(I64), taint="move", data=(1,))
-define("v_mad_u64_u32", "u64 mask", "u32 u32 u64", _mad_u64)
-define("v_mad_i64_i32", "i64 mask", "i32 i32 i64", _mad_i64)
+define("v_mad_u64_u32", "u64 mask", "u32 u32 u64", _mad_u64, taint="up")
+define("v_mad_i64_i32", "i64 mask", "i32 i32 i64", _mad_i64, taint="up")
 define("v_div_fixup_f16", "f16", "f16 f16 f16", _div_fixup(np.float16), keep_high=True)
 for _kind, _dtype in (("f32", F32), ("f64", F64)):
     define(f"v_div_scale_{_kind}", f"{_kind} mask", f"{_kind} {_kind} {_kind}", _div_scale(_dtype))

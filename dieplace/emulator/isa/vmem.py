@@ -63,7 +63,7 @@ def elements(g: Group, address: np.ndarray) -> np.ndarray:
 
 def remember(g: Group, request: Request, data: np.ndarray) -> None:
     """Keep the last load of each instruction, for the diagnosis of a stall."""
-    g.st.recent[request.inst.line] = (request, data)
+    g.st.recent[request.inst.line] = (request, data, g.st.clock.now)
 
 
 def loaded_origin(g: Group, request: Request, taint: np.ndarray | None) -> str:
@@ -118,7 +118,7 @@ def _build_store(inst: Instruction, layout: Layout, suffix: str, flat: bool) -> 
     src = layout.register(inst, inst.operands[1], "va", words)
 
     def run(g: Group) -> None:
-        g.st.memory.store(Request(g, inst, elements(g, address(g)), size), gather(g, src, words, half))
+        store_in_order(g, Request(g, inst, elements(g, address(g)), size), gather(g, src, words, half))
 
     data = tuple(range(src, src + words))
     slow = track_memory_store(run, keys, data, size, half)
@@ -148,12 +148,48 @@ def _build_atomic(inst: Instruction, layout: Layout, suffix: str, flat: bool) ->
 def run_atomic(g: Group, request: Request, operation: str, src: int, words: int, dst: int, data: Any = None) -> None:
     """Hand an atomic to the port and put the old values away when `dst` is a register."""
     data = gather(g, src, words) if data is None else data
-    old, taint = g.st.memory.atomic(request, operation, data, dst >= 0)
+    order = seeded_order(g, len(request.address))
+    if order is None:
+        old, taint = g.st.memory.atomic(request, operation, data, dst >= 0)
+    else:
+        asked, data = reordered(request, order), data[order]
+        found, bits = g.st.memory.atomic(asked, operation, data, dst >= 0)
+        old, taint = np.empty_like(found), None if bits is None else np.empty_like(bits)
+        old[order] = found
+        if taint is not None:
+            taint[order] = bits
     if taint is not None and dst < 0 and operation != "swap":
         raise g.st.never_written_memory("the atomic", loaded_origin(g, request, taint))
     if dst >= 0:
         remember(g, request, old)
         deliver(g, dst, old, taint, request.size, False, None, lambda: loaded_origin(g, request, taint))
+
+
+def seeded_order(g: Group, count: int) -> np.ndarray | None:
+    """In a seeded run, the order in which the waves of a group reach memory; None for the order of their slots."""
+    choose = g.st.choose
+    if choose is None or g.n == 1 or count < 2:
+        return None
+    rank = np.array(choose.sample(range(g.n), g.n))
+    position = np.repeat(np.arange(g.n), LANES) if g.full else g.active[0]
+    return np.argsort(rank[position], kind="stable") if len(position) == count else None
+
+
+def reordered(request: Request, order: np.ndarray) -> Request:
+    """The same request with its elements in another order."""
+    g = request.group
+    position = np.repeat(np.arange(g.n), LANES) if g.full else g.active[0]
+    lanes = np.tile(np.arange(LANES), g.n) if g.full else g.active[1]
+    return Request(g, request.inst, request.address[order], request.size, places=(position[order], lanes[order]))
+
+
+def store_in_order(g: Group, request: Request, data: np.ndarray) -> None:
+    """Hand a store to the port; of two waves that store to one address, a seeded run lets either be last."""
+    order = seeded_order(g, len(request.address))
+    if order is None:
+        g.st.memory.store(request, data)
+    else:
+        g.st.memory.store(reordered(request, order), data[order])
 
 
 def atomic_step(inst: Instruction, run: Run, keys: tuple[int, ...], src: int, words: int, size: int, dst: int) -> Step:

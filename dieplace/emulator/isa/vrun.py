@@ -25,7 +25,11 @@ VOP3 = frozenset({"clamp", "mul", "div", "op_sel"})
 
 @dataclass(frozen=True)
 class Operation:
-    """What one vector instruction does; `taint` is "any", "move" (with `data` operand positions) or "bits"."""
+    """What one vector instruction does; `taint` is the rule for never-written bits.
+
+    "any": one such bit taints everything; "move" (with `data` operand positions): the function moves bits; "and", "or":
+    bit by bit; "bits": on bits in the same place; "up": on bits at or below it; "pair": two 16-bit results.
+    """
 
     name: str
     dst: tuple[str, ...]
@@ -110,7 +114,7 @@ def _unary(fn: np.ufunc, bank: str, a: int, d: int) -> Run:
     def run(g: Group) -> None:
         values = getattr(g, bank)
         if g.full:
-            fn(values[a], values[d])
+            fn(values[a], out=values[d])
         else:
             np.copyto(values[d], fn(values[a]), where=g.mask)
 
@@ -121,21 +125,21 @@ def _binary(fn: np.ufunc, bank: str, a: int, b: int, d: int) -> Run:
     def run_f(g: Group) -> None:
         values = g.f
         if g.full:
-            fn(values[a], values[b], values[d])
+            fn(values[a], values[b], out=values[d])
         else:
             np.copyto(values[d], fn(values[a], values[b]), where=g.mask)
 
     def run_u(g: Group) -> None:
         values = g.u
         if g.full:
-            fn(values[a], values[b], values[d])
+            fn(values[a], values[b], out=values[d])
         else:
             np.copyto(values[d], fn(values[a], values[b]), where=g.mask)
 
     def run_i(g: Group) -> None:
         values = g.i
         if g.full:
-            fn(values[a], values[b], values[d])
+            fn(values[a], values[b], out=values[d])
         else:
             np.copyto(values[d], fn(values[a], values[b]), where=g.mask)
 
@@ -201,6 +205,10 @@ def source_taint(g: Group, op: Operation, sources: list[Source]) -> tuple[Any, s
         return np.asarray(op.fn(*shadow)), origin
     if op.taint in ("and", "or"):
         return _logic_taint(g, op, sources, taints), origin
+    if op.taint in ("up", "bits"):
+        return _carried(g, op, taints), origin
+    if op.taint == "pair":
+        return _paired(g, taints), origin
     touched = np.zeros((g.n, LANES), bool)
     for bits in taints:
         if bits is not None:
@@ -215,6 +223,28 @@ def _shadow(bits: Any, source: Source) -> Any:
     size = np.dtype(dtype).itemsize
     raw: Any = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
     return raw(0).view(dtype) if bits is None else np.asarray(bits).astype(raw).view(dtype)
+
+
+def _carried(g: Group, op: Operation, taints: list[Any]) -> Any:
+    """Sums and low products: a result bit depends on operand bits at or below it; bitwise operations: on equal
+    places.
+    """
+    kind: Any = U64 if op.dst[0] in WIDE else U32
+    total = np.zeros((g.n, LANES), kind)
+    for source, bits in zip(op.src, taints, strict=True):
+        if bits is not None:
+            total |= np.asarray(bits != 0 if source == "mask" else bits).astype(kind)
+    return total if op.taint == "bits" else total | (~total + kind(1))
+
+
+def _paired(g: Group, taints: list[Any]) -> Any:
+    """The first half of the sources makes the low 16 bits, the second half the high ones."""
+    total = np.zeros((g.n, LANES), U32)
+    for number, bits in enumerate(taints):
+        if bits is not None:
+            field = U32(0xFFFF) if number < len(taints) // 2 else U32(0xFFFF0000)
+            total |= np.where(np.asarray(bits) != 0, field, U32(0))
+    return total
 
 
 def _logic_taint(g: Group, op: Operation, sources: list[Source], taints: list[Any]) -> Any:

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dieplace.backends.base import Allocation, Backend, Location, require
-from dieplace.errors import UsageError
+from dieplace.errors import DomainFull, PlacementError, UsageError
 from dieplace.machine import Device, Machine
-from dieplace.policy import Policy, Resolved, resolve
+from dieplace.policy import Policy, Resolved, expected_bytes, resolve
 from dieplace.workload import ROLES
 
 if TYPE_CHECKING:
@@ -179,7 +179,10 @@ def allocate(
         name=name,
         spill_to=machine.domain(resolved.spill_to) if resolved.spill_to else None,
     )
-    return Buffer(machine, session, allocation, resolved, role, name, shape, dtype)
+    buffer = Buffer(machine, session, allocation, resolved, role, name, shape, dtype)
+    if resolved.spill_to is None:
+        _require_home(machine, buffer)
+    return buffer
 
 
 @contextmanager
@@ -238,6 +241,34 @@ def find_owner(address: int) -> tuple[Any, Allocation] | None:
         if allocation is not None:
             return session, allocation
     return None
+
+
+def _require_home(machine: Machine, buffer: Buffer) -> None:
+    """A driver may spill and say nothing (ROCm/amdgpu issue 186): without leave to spill that is a full domain."""
+    expected = expected_bytes(buffer.requested, buffer.nbytes)
+    found = buffer.locate().bytes_by_domain
+    wrong = {name: n - expected.get(name, 0) for name, n in found.items() if n > expected.get(name, 0)}
+    if not wrong:
+        return
+    buffer.free()
+    host = [name for name in wrong if machine.domain(name).card is None]
+    if host:
+        raise PlacementError(
+            f"{buffer.name or buffer.role} was asked in {', '.join(dict.fromkeys(buffer.requested))} and came back in"
+            f" host memory ({', '.join(host)})",
+            hint="use another memory class or another ROCm build",
+            domains=host,
+        )
+    domain = buffer.requested[0]
+    raise DomainFull(
+        f"cannot allocate {buffer.nbytes} bytes in {domain}: the allocator put"
+        f" {', '.join(f'{n} of them in {name}' for name, n in wrong.items())}; all of it was freed",
+        hint="free something there, place less, or allow spill='peer'",
+        asked_bytes=buffer.nbytes,
+        free_bytes=found.get(domain, 0),
+        total_bytes=machine.domain(domain).total_bytes,
+        domain=domain,
+    )
 
 
 def _item_bytes(dtype: str) -> int:

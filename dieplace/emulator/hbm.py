@@ -11,7 +11,6 @@ every page there. Physical object numbers are handed out lowest first, so equal 
 
 from __future__ import annotations
 
-import mmap
 import threading
 import weakref
 from collections import deque
@@ -22,19 +21,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dieplace.errors import DomainFull, NoSuchDevice, PlacementError, UsageError
+from dieplace.emulator.pages import (
+    NOT_HBM,
+    OBJECT_BYTES,
+    PAGE_BYTES,
+    FreeObjects,
+    Lease,
+    PageTable,
+    Range,
+    domain_full,
+    sparse_memory,
+)
+from dieplace.errors import NoSuchDevice, PlacementError, UsageError
 from dieplace.machine import Domain
 
 if TYPE_CHECKING:
     import torch
 
-OBJECT_BYTES = 2 << 20
-PAGE_BYTES = 4096
-NOT_HBM = -1
+__all__ = ["LIVE", "MEMORY_CLASSES", "NOT_HBM", "OBJECT_BYTES", "PAGE_BYTES", "Block", "EmulatedHBM"]
+
 MEMORY_CLASSES = ("coarse", "fine", "uncached")
-_PAGES_PER_OBJECT = OBJECT_BYTES // PAGE_BYTES
-# Python names MAP_NORESERVE only from 3.13 on; 0x4000 is the value of x86-64 and arm64 Linux (asm-generic/mman.h).
-_MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 @dataclass(frozen=True)
@@ -68,18 +74,6 @@ class _Live:
     by_die: dict[int, int] | None = None  # pages counted by home; forgotten when the block moves
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Block starts in order and, flattened over all blocks, each object's domain and physical number."""
-
-    starts: npt.NDArray[np.uint64]
-    ends: npt.NDArray[np.uint64]
-    first_object: npt.NDArray[np.int64]
-    domain: npt.NDArray[np.int16]
-    physical: npt.NDArray[np.int64]
-    block_ids: npt.NDArray[np.int64]
-
-
 LIVE: weakref.WeakSet[EmulatedHBM] = weakref.WeakSet()  # every instance of this process: launches look tensors up
 
 
@@ -97,7 +91,7 @@ class EmulatedHBM:
         self.domains = tuple(domains)
         LIVE.add(self)
         self._index = {name: i for i, d in enumerate(self.domains) for name in (d.id, *d.aliases)}
-        self._free_objects = [np.ones(int(d.total_bytes or 0) // OBJECT_BYTES, dtype=bool) for d in self.domains]
+        self._objects = FreeObjects(self.domains)
         self._limits = dict(device_limits or {})
         self._charged: dict[str, int] = {}
         self._live: dict[int, _Live] = {}
@@ -105,20 +99,21 @@ class EmulatedHBM:
         self._lock = threading.Lock()
         # Finalizers may run inside any of our own methods (garbage collection), so they only note what is to be done.
         self._dropped: deque[tuple[int, str]] = deque()
-        self._table: _Table | None = None
+        self._table: PageTable | None = None
+        self._diversions: deque[tuple[int, int]] = deque()  # injected faults: objects, domain index
 
     # -- accounting ------------------------------------------------------------------------------------------------
 
     def total_bytes(self, domain: str) -> int:
         """Bytes of the domain in whole 2 MiB objects."""
-        return len(self._free_objects[self._domain(domain)]) * OBJECT_BYTES
+        return self._objects.total(self._domain(domain)) * OBJECT_BYTES
 
     def free_bytes(self, domain: str) -> int:
         """Bytes of the domain that no live block holds."""
         index = self._domain(domain)
         with self._lock:
             self._drain()
-            return int(self._free_objects[index].sum()) * OBJECT_BYTES
+            return self._objects.count(index) * OBJECT_BYTES
 
     def used_bytes(self, domain: str) -> int:
         """Bytes of the domain held by live blocks, in whole 2 MiB objects."""
@@ -158,13 +153,16 @@ class EmulatedHBM:
         if memory_class not in MEMORY_CLASSES:
             raise UsageError(f"no memory class {memory_class!r}", hint=f"one of {', '.join(MEMORY_CLASSES)}")
         homes, wanted = self._wanted(domain, -(-nbytes // OBJECT_BYTES))
+        if self._diversions:
+            objects, elsewhere = self._diversions.popleft()
+            wanted[len(wanted) - min(objects, len(wanted)) :] = elsewhere
         reserved = len(wanted) * OBJECT_BYTES
         with self._lock:
             self._drain()
             self._check_limit(device, reserved)
-            self._check_room(wanted)
-            view = _map(reserved)
-            physical = self._take(wanted)
+            self._objects.check_room(wanted)
+            view = sparse_memory(reserved)
+            physical = self._objects.take(wanted)
             block = Block(
                 id=self._next_id,
                 address=view.ctypes.data,
@@ -182,6 +180,13 @@ class EmulatedHBM:
                 self._charged[device] = self._charged.get(device, 0) + reserved
             self._table = None
             return block
+
+    def divert_next(self, nbytes: int, domain: str) -> None:
+        """Fault: the last `nbytes` of the next allocation land in `domain`, while the call succeeds all the same.
+
+        As seen on MI300A under pressure, where 40 of 93 GiB came from the neighbour (ROCm/amdgpu issue 186).
+        """
+        self._diversions.append((-(-nbytes // OBJECT_BYTES), self._domain(domain)))
 
     def free(self, block: Block) -> None:
         """Give the block back; while tensors view it the bytes stay taken, and return with the last of them."""
@@ -207,9 +212,9 @@ class EmulatedHBM:
         with self._lock:
             self._drain()
             live = self._live_of(block)
-            self._check_room(wanted)
-            physical = self._take(wanted)
-            self._give(live)
+            self._objects.check_room(wanted)
+            physical = self._objects.take(wanted)
+            self._objects.give(live.domain_of_object, live.physical)
             live.domain_of_object, live.physical, live.by_die = wanted, physical, None
             live.block = replace(live.block, homes=homes)
             self._table = None
@@ -228,7 +233,7 @@ class EmulatedHBM:
             self._drain()
             live = self._live_of(block)
             live.views += 1
-            lease = _Lease(live.bytes_view[offset_bytes : offset_bytes + size])
+            lease = Lease(live.bytes_view[offset_bytes : offset_bytes + size])
         weakref.finalize(lease, self._dropped.append, (block.id, "view")).atexit = False
         return np.asarray(lease)
 
@@ -262,30 +267,16 @@ class EmulatedHBM:
 
     def die_of(self, addresses: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
         """Home die of each address, as an index on its card; NOT_HBM for anything that is no live block."""
-        table, slot, home, known = self._look_up(addresses)
-        dies = np.full(home.shape, NOT_HBM, dtype=np.int8)
-        page_in_object = (slot.offset % OBJECT_BYTES) // PAGE_BYTES
-        page = table.physical[slot.object] * _PAGES_PER_OBJECT + page_in_object if known.any() else page_in_object
-        for index, domain in enumerate(self.domains):
-            here = known & (home == index)
-            if domain.dies and here.any():
-                dies[here] = _die_of_page(page[here], index, domain.dies)
-        return dies
+        return self._pages().die_of(addresses)
 
     def domain_of(self, addresses: npt.NDArray[Any]) -> npt.NDArray[np.int16]:
         """Index into `domains` of each address's home; NOT_HBM where there is none."""
-        _, _, home, _ = self._look_up(addresses)
-        return home
+        return self._pages().domain_of(addresses)
 
     def block_at(self, address: int) -> Block | None:
         """The live block that covers an address, or None."""
-        with self._lock:
-            self._drain()
-            table = self._tables()
-        at = int(np.searchsorted(table.starts, np.uint64(address), side="right")) - 1
-        if at < 0 or address >= int(table.ends[at]):
-            return None
-        live = self._live.get(int(table.block_ids[at]))
+        found = self._pages().block_at(address)
+        live = self._live.get(found) if found is not None else None
         return live.block if live else None
 
     def bytes_by_domain(self, block: Block, offset_bytes: int = 0, nbytes: int | None = None) -> dict[str, int]:
@@ -348,28 +339,7 @@ class EmulatedHBM:
         free = self._limits[device] - self._charged.get(device, 0)
         if reserved > free:
             total = self._limits[device]
-            raise _full(f"the memory limit of {device}", reserved, free, total, device)
-
-    def _check_room(self, wanted: npt.NDArray[np.int16]) -> None:
-        for index, count in zip(*np.unique(wanted, return_counts=True), strict=True):
-            free = int(self._free_objects[index].sum())
-            if count > free:
-                total = len(self._free_objects[index]) * OBJECT_BYTES
-                name = self.domains[index].id
-                raise _full(name, int(count) * OBJECT_BYTES, free * OBJECT_BYTES, total, name)
-
-    def _take(self, wanted: npt.NDArray[np.int16]) -> npt.NDArray[np.int64]:
-        physical = np.empty(len(wanted), dtype=np.int64)
-        for index in np.unique(wanted):
-            where = np.flatnonzero(wanted == index)
-            chosen = np.flatnonzero(self._free_objects[index])[: len(where)]
-            self._free_objects[index][chosen] = False
-            physical[where] = chosen
-        return physical
-
-    def _give(self, live: _Live) -> None:
-        for index in np.unique(live.domain_of_object):
-            self._free_objects[index][live.physical[live.domain_of_object == index]] = True
+            raise domain_full(f"the memory limit of {device}", reserved, free, total, device)
 
     def _live_of(self, block: Block) -> _Live:
         live = self._live.get(block.id)
@@ -381,7 +351,7 @@ class EmulatedHBM:
         live = self._live[block_id]
         if live.owned or live.views:
             return
-        self._give(live)
+        self._objects.give(live.domain_of_object, live.physical)
         if live.block.device is not None:
             self._charged[live.block.device] -= live.block.reserved_bytes
         del self._live[block_id]
@@ -399,80 +369,16 @@ class EmulatedHBM:
                 live.owned = False
             self._release_if_unused(block_id)
 
-    def _tables(self) -> _Table:
-        if self._table is None:
-            lives = sorted(self._live.values(), key=lambda live: live.block.address)
-            starts = np.array([x.block.address for x in lives], dtype=np.uint64)
-            counts = np.array([len(x.physical) for x in lives], dtype=np.int64)
-            self._table = _Table(
-                starts=starts,
-                ends=starts + np.array([x.block.nbytes for x in lives], dtype=np.uint64),
-                first_object=np.concatenate([[0], np.cumsum(counts)])[:-1].astype(np.int64),
-                domain=np.concatenate([x.domain_of_object for x in lives]) if lives else np.empty(0, np.int16),
-                physical=np.concatenate([x.physical for x in lives]) if lives else np.empty(0, np.int64),
-                block_ids=np.array([x.block.id for x in lives], dtype=np.int64),
-            )
-        return self._table
-
-    def _look_up(
-        self, addresses: npt.NDArray[Any]
-    ) -> tuple[_Table, _Slot, npt.NDArray[np.int16], npt.NDArray[np.bool_]]:
+    def _pages(self) -> PageTable:
         with self._lock:
             self._drain()
-            table = self._tables()
-        asked = np.asarray(addresses).astype(np.uint64)
-        home = np.full(asked.shape, NOT_HBM, dtype=np.int16)
-        if not len(table.starts):
-            empty = np.zeros(asked.shape, dtype=np.int64)
-            return table, _Slot(empty, empty), home, np.zeros(asked.shape, dtype=bool)
-        at = np.searchsorted(table.starts, asked, side="right").astype(np.int64) - 1
-        known = (at >= 0) & (asked < table.ends[np.maximum(at, 0)])
-        at = np.where(known, at, 0)
-        offset = np.where(known, asked - table.starts[at], 0).astype(np.int64)
-        slot = _Slot(offset, table.first_object[at] + offset // OBJECT_BYTES)
-        home[known] = table.domain[slot.object[known]]
-        return table, slot, home, known
-
-
-@dataclass(frozen=True)
-class _Slot:
-    offset: npt.NDArray[np.int64]
-    object: npt.NDArray[np.int64]
-
-
-class _Lease:
-    """What a view holds on to: keeps the mapping, and its end tells the HBM that the view is gone."""
-
-    def __init__(self, backing: npt.NDArray[np.uint8]) -> None:
-        self.backing = backing
-        self.__array_interface__ = backing.__array_interface__
-
-
-def _map(nbytes: int) -> npt.NDArray[np.uint8]:
-    """A 2 MiB aligned sparse mapping of `nbytes`; the array keeps it alive."""
-    try:
-        mapping = mmap.mmap(-1, nbytes + OBJECT_BYTES, flags=_MAP_FLAGS)
-    except OSError as error:
-        raise PlacementError(
-            f"the host refused a sparse mapping of {nbytes} bytes: {error.strerror}",
-            hint="raise the address-space limit (ulimit -v) or set vm.overcommit_memory to 0 or 1",
-        ) from error
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        mapping.madvise(mmap.MADV_NOHUGEPAGE)  # one byte touched must not cost 2 MiB of RAM
-    whole = np.frombuffer(mapping, dtype=np.uint8)
-    skip = -whole.ctypes.data % OBJECT_BYTES
-    return whole[skip : skip + nbytes]
-
-
-def _die_of_page(page: npt.NDArray[np.int64], domain: int, dies: tuple[int, ...]) -> npt.NDArray[np.int8]:
-    if len(dies) == 1:
-        return np.full(page.shape, dies[0], dtype=np.int8)
-    # splitmix64 finaliser: the real hash is not public, only that pages of 4 KiB fall about evenly and stay put.
-    mixed = page.astype(np.uint64) + np.uint64(((domain + 1) * 0x9E3779B97F4A7C15) % (1 << 64))
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return np.array(dies, dtype=np.int8)[(mixed % np.uint64(len(dies))).astype(np.int64)]
+            if self._table is None:
+                ranges = [
+                    Range(x.block.id, x.block.address, x.block.nbytes, x.domain_of_object, x.physical)
+                    for x in self._live.values()
+                ]
+                self._table = PageTable(ranges, self.domains)
+            return self._table
 
 
 def _summed(parts: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -480,14 +386,3 @@ def _summed(parts: Iterable[tuple[int, int]]) -> dict[int, int]:
     for key, nbytes in parts:
         total[key] = total.get(key, 0) + nbytes
     return dict(sorted(total.items()))
-
-
-def _full(what: str, asked: int, free: int, total: int, domain: str) -> DomainFull:
-    return DomainFull(
-        f"cannot allocate {asked} bytes in {what}: {free} of {total} bytes are free",
-        hint="free something, place less there, or allow spill='peer'",
-        asked_bytes=asked,
-        free_bytes=free,
-        total_bytes=total,
-        domain=domain,
-    )

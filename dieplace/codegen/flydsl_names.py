@@ -18,6 +18,9 @@ from flydsl._mlir.dialects import rocdl as _rocdl
 from flydsl.expr import const_expr, range_constexpr
 from flydsl.expr.typing import ReductionOp
 
+from dieplace.codegen.lint import RULES, asm_faults
+from dieplace.errors import CompileError
+
 __all__ = [
     "AGENT",
     "STREAM",
@@ -172,7 +175,14 @@ def e8m0_to_f32(byte: Any) -> Any:
 
 
 def inline_asm(result: Any, operands: list[Any], text: str, constraints: str) -> Any:
-    """One block of gfx950 assembly with side effects; a load needs its wait in `text` and outputs as `=&v`."""
+    """One block of gfx950 assembly with side effects.
+
+    CompileError when a load in `text` has not its wait there too, or an output no early clobber (`=&v`): the value
+    could be used before it arrived, or share registers with the address.
+    """
+    broken = asm_faults([text, constraints])
+    if broken:
+        raise CompileError(f"inline assembly `{text}`: " + "; ".join(RULES[rule] for rule in broken))
     values = [o.ir_value() if hasattr(o, "ir_value") else o for o in operands]
     return _llvm.inline_asm(result, values, text, constraints, has_side_effects=True)
 

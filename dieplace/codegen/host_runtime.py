@@ -67,10 +67,16 @@ def _load(text: int, *_: int) -> int:
     return handle
 
 
-def _unload(module: int) -> None:
-    _modules.pop(module, None)
-    for key in [key for key in _handles if key[0] == module]:
-        _functions.pop(_handles.pop(key))
+def _unload(
+    module: int,
+    modules: dict[int, str] = _modules,
+    functions: dict[int, tuple[str, str]] = _functions,
+    handles: dict[tuple[int, str], int] = _handles,
+) -> None:
+    # The tables are arguments because engines also end at interpreter exit, when this module's globals are gone.
+    modules.pop(module, None)
+    for key in [key for key in handles if key[0] == module]:
+        functions.pop(handles.pop(key))
 
 
 def _get_function(module: int, name: int) -> int:
@@ -139,7 +145,7 @@ def _hidden(kind: str, grid: tuple[int, int, int], block: tuple[int, int, int]) 
 CALLBACKS = {
     "mgpuModuleLoadJIT": ctypes.CFUNCTYPE(_P, _P, _I32)(_load),
     "mgpuModuleLoad": ctypes.CFUNCTYPE(_P, _P, _SIZE)(_load),
-    "mgpuModuleUnload": ctypes.CFUNCTYPE(None, _P)(_unload),
+    "mgpuModuleUnload": ctypes.CFUNCTYPE(None, _P)(lambda module, unload=_unload: unload(module)),
     "mgpuModuleGetFunction": ctypes.CFUNCTYPE(_P, _P, _P)(_get_function),
     "mgpuLaunchKernel": ctypes.CFUNCTYPE(None, _P, _I64, _I64, _I64, _I64, _I64, _I64, _I32, _P, _P, _P, _SIZE)(
         _launch

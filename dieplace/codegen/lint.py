@@ -265,16 +265,20 @@ class _Function:
 
     def _asm(self, node: ast.Call) -> None:
         texts = [a.value for a in [*node.args, *(k.value for k in node.keywords)] if isinstance(a, ast.Constant)]
-        strings = [t for t in texts if isinstance(t, str)]
-        if not any("_load_" in t or "ds_read" in t for t in strings):
-            return
-        if not any(w in t for t in strings for w in _WAITS):
-            self._add("asm-wait", node)
-        if any(t.startswith("=") and not t.startswith("=&") for t in strings):
-            self._add("asm-early-clobber", node)
+        for rule in asm_faults([t for t in texts if isinstance(t, str)]):
+            self._add(rule, node)
 
     def _add(self, rule: str, node: ast.AST) -> None:
         self.findings.append(Finding(rule, self.path, node.lineno, self.fn.name))  # type: ignore[attr-defined]
+
+
+def asm_faults(strings: Sequence[str]) -> list[str]:
+    """Rules that an inline assembly block breaks, given text and constraints (rocm-systems pull request 8721)."""
+    if not any("_load_" in t or "ds_read" in t for t in strings):
+        return []
+    waits = any(w in t for t in strings for w in _WAITS)
+    shared = any(part.startswith("=") and not part.startswith("=&") for t in strings for part in t.split(","))
+    return [*([] if waits else ["asm-wait"]), *(["asm-early-clobber"] if shared else [])]
 
 
 def _is_constant(argument: ast.arg) -> bool:

@@ -14,7 +14,7 @@ import trial_kernels as trial
 
 from dieplace.codegen import flydsl
 from dieplace.codegen.flydsl import CompileOptions, bind, compile_launcher
-from dieplace.codegen.flydsl_names import flyc, fx, range_constexpr
+from dieplace.codegen.flydsl_names import flyc, fx, inline_asm, range_constexpr
 from dieplace.codegen.linker import find_linker
 from dieplace.codegen.worker import Worker
 from dieplace.errors import CompileError, UsageError
@@ -170,6 +170,30 @@ def test_a_mistake_in_tracing_is_a_compile_error_with_flydsls_words(options: Com
         compile_launcher(launch, torch.zeros(1), options=options)
     with pytest.raises(UsageError, match=r"expected a @flyc\.jit launcher, got function"):
         compile_launcher(gemv_args, options=options)
+
+
+@pytest.mark.parametrize(
+    ("text", "constraints", "said"),
+    [
+        ("global_load_dword $0, $1, off", "=&v,v", "put its s_waitcnt into the same block"),
+        ("global_load_dword $0, $1, off\n s_waitcnt vmcnt(0)", "=v,v", "early clobber"),
+    ],
+)
+def test_f15_an_inline_load_without_its_wait_is_refused(
+    text: str, constraints: str, said: str, options: CompileOptions
+) -> None:
+    @flyc.kernel
+    def load(X: fx.Tensor, Y: fx.Tensor):
+        word = inline_asm(fx.Int32.ir_type, [fx.get_iter(X).llvm_ptr], text, constraints)
+        Y[0] = fx.Int32(word)
+
+    @flyc.jit
+    def launch(X: fx.Tensor, Y: fx.Tensor, stream: fx.Stream = STREAM):
+        load(X, Y).launch(grid=(1, 1, 1), block=(64, 1, 1), stream=stream)
+
+    ints = torch.zeros(64, dtype=torch.int32)
+    with pytest.raises(CompileError, match=said):
+        compile_launcher(launch, ints, ints, options=options)
 
 
 # -- case f4: a changed helper, closure constant or switch never runs old code -----------------------------------------

@@ -46,7 +46,7 @@ def build_op(name: str, case: int = 0) -> list[Built]:
     chosen = cases(name)[case]
     call = registry.check_call(name, chosen.operands, chosen.attrs)
     built = []
-    for launch in kernel.plan(call.operands, call.attrs):
+    for launch in kernel.plan(call.operands, call.attrs):  # type: ignore[attr-defined]
         made = compile_launcher(launch.launcher, *launch.args, options=CompileOptions(hints=dict(launch.hints)))
         built += [
             Built(

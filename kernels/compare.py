@@ -70,7 +70,7 @@ def worst(operand: str, found: Tensor, expected: Expected, tolerance: Tolerance)
 
 def _allowed(dtype: torch.dtype, expected: Expected, tolerance: Tolerance) -> Tensor:
     value = wide(expected.value)
-    size = value.abs() if expected.magnitude is None else wide(expected.magnitude)
+    size = wide(expected.size)
     floor = max(tolerance.floor, 2.0**-133 if dtype == torch.bfloat16 else 2.0**-126)
     allowed = tolerance.rounding * _UNIT_ROUNDOFF[dtype] * value.abs() + tolerance.accumulation * size + floor
     return allowed.nan_to_num(nan=0.0, posinf=0.0)

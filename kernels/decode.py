@@ -1,8 +1,7 @@
 """The decode step that runs: a configuration, weights and a placement become op calls, token by token.
 
-    model = DecodeModel(read_config("config.json"), shards=2)
-    model.weights.load("model.safetensors")          # or .randomise(seed=0)
-    step = model.step([token])                       # logits (1, vocabulary), greedy token, bytes by role and die
+    model = open_model("folder/of/a/checkpoint", shards=2)
+    step = model.step([token])             # logits (1, vocabulary), greedy token, bytes by role and die
 
 Shards are tensor-parallel halves. Each shard works on its own copy of the hidden state; partial sums cross by packed
 hand-offs (32-bit value and 32-bit tag in one word), after attention and after the experts or the MLP.
@@ -10,8 +9,10 @@ hand-offs (32-bit value and 32-bit tag in one word), after attention and after t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from dieplace.errors import KernelFault, UsageError
 from dieplace.kernels import registry
 from dieplace.kernels.layer import run_layer
 from dieplace.kernels.ledger import Executed, Ledger, Touched
-from dieplace.kernels.load import Weights
-from dieplace.kernels.models.config import ModelConfig
+from dieplace.kernels.load import Weights, head_is_tied
+from dieplace.kernels.models.config import ModelConfig, read_config
 from dieplace.kernels.models.rope import tables
 from dieplace.kernels.placement import Placement
 from dieplace.kernels.reference_linear import first_largest
@@ -46,6 +47,25 @@ class Settings:
     mxfp8: bool = False
     backend: str = "reference"
     strict: bool = False
+
+
+def open_model(
+    folder: str | os.PathLike[str],
+    *,
+    placement: Placement | None = None,
+    shards: int = 1,
+    formats: Mapping[str, str] = RELEASED,
+    settings: Settings | None = None,
+) -> DecodeModel:
+    """The model of a Hugging Face folder (`config.json` and safetensors files), its weights streamed into place."""
+    config = read_config(folder)
+    tied = head_is_tied(config, folder)
+    name = Path(folder).resolve().name
+    model = DecodeModel(
+        config, placement=placement, shards=shards, formats=formats, tied=tied, settings=settings, name=name
+    )
+    model.weights.load(folder)
+    return model
 
 
 @dataclass(frozen=True)

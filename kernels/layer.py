@@ -92,7 +92,7 @@ def _attention(model: DecodeModel, layer: int, shard: int, qkv: Tensor) -> Tenso
     attrs = {"scale": d**-0.5, "window": window, "splits": splits}
     model.call(stage, layer, shard, "attention_split", split, attrs)
     out = model.scratch(shard, "attended", (count, hq, d), BF16)
-    merge = {"partial": partial, "partial_lse": partial_lse, "out": out}
+    merge: dict[str, Any] = {"partial": partial, "partial_lse": partial_lse, "out": out}
     merge |= {"sinks": model.weights.get(shard, f"layers.{layer}.sinks")}
     merge |= {"lse": model.scratch(shard, "lse", (count, hq), F32)}
     model.call(stage, layer, shard, "attention_merge", merge)

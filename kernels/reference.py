@@ -26,6 +26,11 @@ class Expected:
     value: Tensor
     magnitude: Tensor | None = None
 
+    @property
+    def size(self) -> Tensor:
+        """The sum of magnitudes; that of the value itself where nothing was summed."""
+        return self.value.abs() if self.magnitude is None else self.magnitude
+
 
 def wide(tensor: Tensor) -> Tensor:
     """float64 on the host."""

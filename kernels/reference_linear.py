@@ -69,13 +69,11 @@ def _chunked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Expected:
     for start in range(0, weight.shape[0], _CHUNK_ROWS):
         rows = slice(start, start + _CHUNK_ROWS)
         parts.append(linear(x, wide(weight[rows]), None if bias is None else wide(bias[rows])))
-    return Expected(torch.cat([p.value for p in parts], -1), torch.cat([p.magnitude for p in parts], -1))
+    return Expected(torch.cat([p.value for p in parts], -1), torch.cat([p.size for p in parts], -1))
 
 
 def _silu_product(gate: Expected, up: Expected) -> Expected:
     value = torch.nn.functional.silu(gate.value) * up.value
     # silu's slope is at most 1.1, so an error of the gate passes through times that and |up|.
-    size = (
-        value.abs() + 1.1 * gate.magnitude * up.value.abs() + torch.nn.functional.silu(gate.value).abs() * up.magnitude
-    )
+    size = value.abs() + 1.1 * gate.size * up.value.abs() + torch.nn.functional.silu(gate.value).abs() * up.size
     return Expected(value, size)

@@ -28,7 +28,7 @@ def swiglu(gate: Expected, up: Expected, alpha: float, limit: float) -> Expected
     active = g * torch.sigmoid(alpha * g)
     value = (u + 1) * active
     # d(active)/dg stays below 1.1 for alpha 1.702, so errors of either side pass through bounded.
-    size = value.abs() + 1.1 * gate.magnitude * (u + 1).abs() + active.abs() * up.magnitude
+    size = value.abs() + 1.1 * gate.size * (u + 1).abs() + active.abs() * up.size
     return Expected(value, size)
 
 
@@ -39,10 +39,10 @@ def expert_gate_up(operands: Operands, attrs: Attrs) -> dict[str, Expected]:
     values, sizes = [], []
     for slot, expert in enumerate(ids.flatten().tolist()):
         both = linear(x[slot // ids.shape[1]][None], weights[expert], wide(operands["bias"][expert]))
-        gate, up = (Expected(both.value[:, i::2], both.magnitude[:, i::2]) for i in (0, 1))
+        gate, up = (Expected(both.value[:, i::2], both.size[:, i::2]) for i in (0, 1))
         result = swiglu(gate, up, attrs["alpha"], attrs["limit"])
         values.append(result.value[0])
-        sizes.append(result.magnitude[0])
+        sizes.append(result.size[0])
     shape = (*ids.shape, -1)
     return {"out": Expected(torch.stack(values).reshape(shape), torch.stack(sizes).reshape(shape))}
 
@@ -58,7 +58,7 @@ def expert_down(operands: Operands, attrs: Attrs) -> dict[str, Expected]:
             bias = None if operands["bias"] is None else wide(operands["bias"][expert])
             part = linear(x[token, j][None], weights[expert], bias)
             value[token] += share[token, j] * part.value[0]
-            size[token] += share[token, j].abs() * part.magnitude[0]
+            size[token] += share[token, j].abs() * part.size[0]
     return {"out": Expected(value, size)}
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tiny_models import MAKERS, TOLERANCE, build, dense, follow, gpt_oss, greedy
 
 from dieplace.errors import Unsupported, UsageError
-from dieplace.kernels.decode import DENSE_MXFP4, DecodeModel, Settings
+from dieplace.kernels.decode import DENSE_MXFP4, DecodeModel, Settings, open_model
 from dieplace.kernels.load import head_is_tied
 from dieplace.kernels.models.config import shape_of
 from dieplace.kernels.quantize import mxfp4_dequantize, mxfp4_quantize
@@ -109,6 +109,14 @@ def test_dense_mxfp4_steps_run_from_a_seed(tmp_path: Path) -> None:
         outputs.append(model.step([1]).logits)
     assert not torch.equal(*outputs) and torch.isfinite(outputs[0]).all()
     assert torch.nn.functional.cosine_similarity(*outputs).item() > 0.9
+
+
+def test_a_folder_is_a_model(tmp_path: Path) -> None:
+    """Configuration, tied head and weights from one Hugging Face folder."""
+    _, config = dense(tmp_path, "qwen3")
+    opened, built = open_model(tmp_path, settings=Settings(capacity=64)), build(tmp_path, config, 1)
+    assert opened.tied and opened.name == tmp_path.name
+    assert torch.equal(opened.step([4]).logits, built.step([4]).logits)
 
 
 @pytest.mark.parametrize("shards", [1, 2])

@@ -17,11 +17,11 @@ sys.path[:] = [entry for entry in sys.path if entry and Path(entry).resolve() !=
 
 
 @pytest.fixture
-def memory_path(tmp_path: Path) -> Iterator[Path]:
+def memory_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A temporary folder in memory where there is one: emulated nodes write hundreds of small files an event."""
     shared = Path("/dev/shm")
     if not os.access(shared, os.W_OK):
-        yield tmp_path
+        yield tmp_path_factory.mktemp("node")
         return
     with tempfile.TemporaryDirectory(dir=shared, prefix="dieplace-test-") as folder:
         yield Path(folder)

@@ -19,6 +19,12 @@ from dieplace.errors import DieplaceError, NoSuchDevice, Unsupported, UsageError
 COUNT = {"SPX/NPS1": 8, "DPX/NPS2": 16, "CPX/NPS2": 64}
 
 
+@pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    """Nodes are many small files: in memory where there is some."""
+    return memory_path
+
+
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*visibility.AMD_VARIABLES, "LOCAL_RANK", "SLURM_LOCALID", "DIEPLACE_BACKEND", "DIEPLACE_NODE"):

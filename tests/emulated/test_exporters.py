@@ -19,6 +19,12 @@ from dieplace.machine import Machine
 GRES_NAMES = {"NodeName", "AutoDetect", "Name", "Type", "File", "Cores", "Count", "Flags", "Links", "MultipleFiles"}
 
 
+@pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    """Nodes are many small files: in memory where there is some."""
+    return memory_path
+
+
 def _machine(place: Path, **words: object) -> Machine:
     return discover("emulated", node=create(place, **words).directory)  # type: ignore[arg-type]
 

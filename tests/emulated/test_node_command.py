@@ -12,6 +12,12 @@ KEYS = {"schema", "source", "ok", "directory", "part", "loaded", "uid", "boot_id
         "processes", "faults", "styles", "log"}  # fmt: skip
 
 
+@pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    """Nodes are many small files: in memory where there is some."""
+    return memory_path
+
+
 @pytest.fixture(autouse=True)
 def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

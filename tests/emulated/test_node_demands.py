@@ -19,6 +19,12 @@ NODES = f"{KFD}/topology/nodes"
 
 
 @pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    """Nodes are many small files: in memory where there is some."""
+    return memory_path
+
+
+@pytest.fixture
 def node(tmp_path: Path) -> Node:
     return create(tmp_path / "node", mode="DPX/NPS2")
 

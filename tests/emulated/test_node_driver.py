@@ -19,6 +19,12 @@ COMPUTE, MEMORY = f"{CARD0}/current_compute_partition", f"{CARD0}/current_memory
 NODES = "/sys/class/kfd/kfd/topology/nodes"
 
 
+@pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    """Nodes are many small files: in memory where there is some."""
+    return memory_path
+
+
 def _errno(act: Callable[[], object]) -> str | None:
     try:
         act()

@@ -16,6 +16,12 @@ ALL = [(name, str(mode)) for name, part in PARTS.items() for mode in modes_of(pa
 COUNTS = {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4}
 
 
+@pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    """Nodes are many small files: in memory where there is some."""
+    return memory_path
+
+
 def _properties(path: Path) -> dict[str, int]:
     return {key: int(value) for key, value in (line.split() for line in path.read_text().splitlines())}
 

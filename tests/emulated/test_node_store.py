@@ -25,6 +25,12 @@ for step in range(int(sys.argv[2])):
 """
 
 
+@pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    """Nodes are many small files: in memory where there is some."""
+    return memory_path
+
+
 def _toggle(directory: Path, steps: int, card: int) -> subprocess.Popen[str]:
     arguments = [sys.executable, "-c", TOGGLE, str(directory), str(steps), str(card)]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
@@ -128,7 +134,8 @@ def test_first_use_by_several_commands_at_once(tmp_path: Path) -> None:
 def test_no_root_is_needed() -> None:
     code = """
 import os, sys
-from dieplace.emulator.node import *  # before: Python's own files may be closed to others
+from dieplace.emulator.node import *
+create(sys.argv[1] + "-first", cards=1, cores_per_node=2).reload()  # all imports: others may not read Python's files
 os.setgid(12345); os.setuid(12345)
 node = create(sys.argv[1], cards=1, cores_per_node=2)
 pid = node.start_process(uid=7)

@@ -13,6 +13,12 @@ NODES = "/sys/class/kfd/kfd/topology/nodes"
 CARD = "/sys/bus/pci/devices/0000:05:00.0"
 
 
+@pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    """Nodes are many small files: in memory where there is some."""
+    return memory_path
+
+
 def _make(tmp_path: Path, **words: Any) -> Node:
     return create(tmp_path / "node", **{"cores_per_node": 2, "cards": 2, "mode": "DPX/NPS2", **words})
 

@@ -20,6 +20,12 @@ echo "{name} $* | $DIEPLACE_DEVICE rocr=$ROCR_VISIBLE_DEVICES hip=$HIP_VISIBLE_D
 
 
 @pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    """Nodes are many small files: in memory where there is some."""
+    return memory_path
+
+
+@pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     node = create(tmp_path / "node", cards=2, mode="DPX/NPS2", cores_per_node=4)
     (tmp_path / "bin").mkdir()

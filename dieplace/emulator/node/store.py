@@ -73,7 +73,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 def write_state(directory: Path, state: NodeState) -> None:
     """Replace the state in one step; a reader sees the old one or the new one."""
-    _replace(directory, directory / OWN / "state.json", json.dumps(to_json(state), allow_nan=False), 0o644, sync=True)
+    _replace(directory, directory / OWN / "state.json", json.dumps(to_json(state), allow_nan=False), 0o644)
 
 
 def tree_is_current(directory: Path, state: NodeState) -> bool:
@@ -174,12 +174,9 @@ def _same(full: Path, entry: File) -> bool:
         return False
 
 
-def _replace(directory: Path, target: Path, text: str, mode: int, sync: bool = False) -> None:
+def _replace(directory: Path, target: Path, text: str, mode: int) -> None:
     beside = directory / OWN / f"new-{os.getpid()}"
     with open(beside, "w") as file:
-        file.write(text)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
+        file.write(text)  # not synced: a killed process loses nothing, and a node lost with its host is made anew
     os.chmod(beside, mode)
     os.replace(beside, target)

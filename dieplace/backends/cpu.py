@@ -58,6 +58,11 @@ class CpuBackend:
         """(boot id, None): the host has no KFD generation."""
         return (self.sysfs.read_or_none("/proc/sys/kernel/random/boot_id"), None)
 
+    @property
+    def memory(self) -> CpuBackend:
+        """The memory group: host buffers need no state beyond themselves."""
+        return self
+
     def allocate(
         self, domain: Domain, nbytes: int, memory_class: str = "host", *, device: Device | None = None
     ) -> Allocation:

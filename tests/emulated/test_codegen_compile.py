@@ -255,7 +255,7 @@ def test_the_disk_cache_hits_across_processes_and_a_torn_entry_is_a_miss(options
     assert (again.isa, again.kernels, again.code_hash) == (first.isa, first.kernels, first.code_hash)
     (entry,) = [p for p in options.cache_dir.iterdir() if first.key in p.name]  # type: ignore[union-attr]
     whole = entry.read_bytes()
-    for torn in (whole[: len(whole) // 2], whole.replace(b'"format": 1', b'"format": 9'), b"", b"[]"):
+    for torn in (whole[: len(whole) // 2], whole.replace(b'"format": ', b'"format": 9'), b"", b"[]"):
         entry.write_bytes(torn)
         flydsl._process.by_key.clear()
         assert not compile_launcher(trial.vector_add(), *three(), options=options).from_cache
@@ -348,6 +348,18 @@ def test_links_to_a_code_object_for_gfx950(name: str, options: CompileOptions) -
     assert compiled.hsaco[:4] == b"\x7fELF"
     assert int.from_bytes(compiled.hsaco[18:20], "little") == 224
     assert compiled.hsaco[48] == 0x4F
+    # on a device FlyDSL's host code gets the code object in place of the assembly
+    assert compiled.device_module is not None and "\\7FELF" in compiled.device_module
+    assert "\\7FELF" not in compiled.host_module and "s_endpgm" in compiled.host_module
+
+
+def test_device_tensors_are_refused_in_a_process_that_emulates(options: CompileOptions) -> None:
+    class OnDevice:
+        is_cuda = True
+
+    bind(trial.vector_add(), *three(), options=options)
+    with pytest.raises(UsageError, match="emulates the device, and was given device tensors"):
+        bind(trial.vector_add(), OnDevice(), OnDevice(), OnDevice(), 4, options=options)
 
 
 def test_a_compile_that_takes_too_long_is_stopped_and_the_worker_comes_back() -> None:

@@ -22,8 +22,8 @@ from dieplace.codegen.metadata import read_kernels
 if TYPE_CHECKING:
     from dieplace.codegen.flydsl import Compiled
 
-FORMAT = 1
-_TEXTS = ("isa", "llvm_ir", "host_module")
+FORMAT = 2
+_TEXTS = ("isa", "llvm_ir", "host_module", "device_module")
 
 
 def default_cache_dir() -> Path:

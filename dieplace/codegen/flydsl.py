@@ -16,13 +16,13 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dieplace.codegen.cache import CompileCache, default_cache_dir
+from dieplace.codegen.checks import check
 from dieplace.codegen.linker import find_linker
-from dieplace.codegen.metadata import KernelResources, is_empty_body, read_kernels
+from dieplace.codegen.metadata import KernelResources, read_kernels
 from dieplace.codegen.worker import Worker
 from dieplace.errors import CompileError, UsageError
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from dieplace.codegen.flydsl_host import Lowering
 
 ARCH = "gfx950"
-LDS_LIMIT_BYTES = 163840  # 160 KB a workgroup on gfx950 (CDNA 4 ISA guide); 164864 compiles with only a printed error
-WORKGROUP_LIMIT = 1024  # threads; FlyDSL compiles 2048 and records 1024 as the maximum
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,7 @@ class Compiled:
     key: str  # SHA-256 of traced IR, passes, options, target, bitcode and FlyDSL version
     host_module: str = field(repr=False)  # FlyDSL's lowered host code, device code inside
     hsaco: bytes | None = field(default=None, repr=False)
+    device_module: str | None = field(default=None, repr=False)  # as host_module, the HSACO inside
     hsaco_why: str | None = None  # why there is no HSACO
     compiler_output: str = ""
     seconds: float = 0.0  # lowering; tracing not counted; of the first compile where cached
@@ -73,7 +72,7 @@ def compile_launcher(launcher: Any, *args: Any, options: CompileOptions | None =
     Raises CompileError when FlyDSL refuses, when the compiler prints an error or dies, on spills, scratch, more than
     160 KB of LDS or 1024 threads, and on an empty kernel; UsageError when `launcher` is no `@flyc.jit` function.
     """
-    host = activate(options)
+    host = activate(options, live=_on_device(args, kwargs))
     _require_launcher(host, launcher)
     with _compiling(options):
         text = _translated(launcher, lambda: host.artifact_ir(launcher, args, kwargs, _hints(options)))
@@ -113,7 +112,14 @@ class BoundKernel:
 
 def bind(launcher: Any, *args: Any, options: CompileOptions | None = None, **kwargs: Any) -> BoundKernel:
     """Compile once and return a handle that launches without tracing; arguments and errors as `compile_launcher`."""
-    host = activate(options)
+    live = _on_device(args, kwargs)
+    host = activate(options, live=live)
+    if live != _process.live:
+        raise UsageError(
+            f"this process {'runs kernels on a device' if _process.live else 'emulates the device'}, and was given "
+            f"{'device' if live else 'CPU'} tensors",
+            hint="use one process for each",
+        )
     _require_launcher(host, launcher)
     full = host.bind_arguments(launcher, args, kwargs)
     with _compiling(options):
@@ -124,21 +130,22 @@ def bind(launcher: Any, *args: Any, options: CompileOptions | None = None, **kwa
 
 
 def activate(options: CompileOptions | None = None, *, live: bool = False) -> Any:
-    """Set the target and put dieplace's compiler under FlyDSL in this process; idempotent.
+    """Set the target and put dieplace's compiler under FlyDSL; the first call decides where this process launches.
 
-    Returns the host shim. `live` leaves FlyDSL's HIP runtime in place; otherwise launches go to the emulator.
+    Returns the host shim. `live` (device tensors) leaves FlyDSL's HIP runtime in place, and code objects are linked;
+    otherwise launches go to the emulator.
     """
     from dieplace.codegen import flydsl_host
 
     flydsl_host.set_target((options or CompileOptions()).arch)
     if not _process.installed:
         if live:
-            flydsl_host.install(lambda job: _lowered(job).host_module)
+            flydsl_host.install(_device_module)
         else:
             from dieplace.codegen import host_runtime
 
             flydsl_host.install(lambda job: _lowered(job).host_module, host_runtime.CALLBACKS, _launch_call)
-        _process.installed = True
+        _process.installed, _process.live = True, live
     return flydsl_host
 
 
@@ -156,7 +163,7 @@ class _Process:
         self.by_key: dict[str, Compiled] = {}
         self.by_module: dict[str, Compiled] = {}
         self.options = CompileOptions()
-        self.installed = False
+        self.installed = self.live = False
 
 
 _process = _Process()
@@ -176,23 +183,32 @@ class _compiling:
 def _lowered(job: Lowering) -> Compiled:
     options = _process.options
     key = job_key(job)
-    link = options.link and find_linker()[0] is not None
+    link = (options.link or _process.live) and find_linker()[0] is not None
     known = _process.by_key.get(key) if options.cache else None
     if known is None or (link and known.hsaco is None):
         store = CompileCache(options.cache_dir or default_cache_dir()) if options.cache else None
         known = store.get(key, link=link) if store else None
         if known is None:
-            known = _compile(job, key, options)
+            known = _compile(job, key, options.link or _process.live)
             if store:
                 store.put(known)
         _process.by_key[key] = known
-    _process.by_module[_digest(known.host_module)] = known
+    for module in (known.host_module, known.device_module):
+        if module is not None:
+            _process.by_module[_digest(module)] = known
     check(known)
     return known
 
 
-def _compile(job: Lowering, key: str, options: CompileOptions) -> Compiled:
-    linker, why = find_linker() if options.link else (None, "linking was not asked for")
+def _device_module(job: Lowering) -> str:
+    compiled = _lowered(job)
+    if compiled.device_module is None:
+        raise CompileError(f"{compiled.name} cannot run on a device: {compiled.hsaco_why}", hint="install ROCm's llvm")
+    return compiled.device_module
+
+
+def _compile(job: Lowering, key: str, link: bool) -> Compiled:
+    linker, why = find_linker() if link else (None, "linking was not asked for")
     start = time.monotonic()
     lowered, printed = _process.worker.lower(
         job, link=linker is not None, rocm_path=linker.rocm_path if linker else None
@@ -207,38 +223,11 @@ def _compile(job: Lowering, key: str, options: CompileOptions) -> Compiled:
         key=key,
         host_module=lowered.host_module,
         hsaco=lowered.hsaco,
+        device_module=lowered.device_module,
         hsaco_why=None if lowered.hsaco else why,
         compiler_output=printed,
         seconds=time.monotonic() - start,
     )
-
-
-def check(compiled: Compiled) -> None:
-    """CompileError when the compiler printed an error, or a kernel must not run; says every reason at once."""
-    reasons = [line.strip() for line in compiled.compiler_output.splitlines() if "error:" in line]
-    for kernel in compiled.kernels:
-        reasons += [f"{kernel.name}: {text}" for text in _objections(kernel, is_empty_body(compiled.isa, kernel.name))]
-    if reasons:
-        raise CompileError(
-            f"{compiled.name} compiled to something that must not run: " + "; ".join(dict.fromkeys(reasons)),
-            hint="`dieplace kernel lint` names operations that FlyDSL accepts and drops",
-            reasons=reasons,
-        )
-
-
-def _objections(kernel: KernelResources, empty: bool) -> list[str]:
-    found = []
-    if kernel.vgpr_spills or kernel.sgpr_spills:
-        found.append(f"{kernel.vgpr_spills} VGPR and {kernel.sgpr_spills} SGPR spills")
-    if kernel.scratch_bytes:
-        found.append(f"{kernel.scratch_bytes} bytes of scratch a lane")
-    if kernel.lds_bytes > LDS_LIMIT_BYTES:
-        found.append(f"{kernel.lds_bytes} bytes of LDS, the limit is {LDS_LIMIT_BYTES}")
-    if max(kernel.threads, kernel.max_workgroup) > WORKGROUP_LIMIT:
-        found.append(f"a workgroup of {kernel.threads} threads, the limit is {WORKGROUP_LIMIT}")
-    if empty:
-        found.append("the body is empty: an operation was dropped, or nothing the kernel computes is stored")
-    return found
 
 
 def job_key(job: Lowering) -> str:
@@ -251,13 +240,6 @@ def code_hash(isa: str) -> str:
     """SHA-256 of the assembly without comments and blank space, equal for equal instructions and metadata."""
     lines = (" ".join(line.split(";")[0].split()) for line in isa.splitlines())
     return hashlib.sha256("\n".join(line for line in lines if line).encode()).hexdigest()
-
-
-@cache
-def _dsl_error() -> tuple[type[BaseException], ...]:
-    from flydsl.compiler.diagnostics import DSLCompileError
-
-    return (DSLCompileError,)
 
 
 def _translated(launcher: Any, work: Callable[[], Any]) -> Any:
@@ -295,6 +277,10 @@ def _require_launcher(host: Any, launcher: Any) -> None:
             f"expected a @flyc.jit launcher, got {type(launcher).__name__}",
             hint="pass the function that calls .launch()",
         )
+
+
+def _on_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(getattr(value, "is_cuda", False) for value in (*args, *kwargs.values()))
 
 
 def _signature_of(value: Any) -> Any:

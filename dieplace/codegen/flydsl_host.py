@@ -44,12 +44,16 @@ class Lowering:
 
 @dataclass(frozen=True)
 class Lowered:
-    """Code generation's results: ISA text with metadata, LLVM IR, the host module that embeds the ISA, the HSACO."""
+    """Code generation's results: ISA text with metadata, LLVM IR, the HSACO, and the host module around each.
+
+    `host_module` holds the ISA text and is what the emulator loads; `device_module` holds the HSACO, for HIP.
+    """
 
     isa: str
     llvm_ir: str
     host_module: str
-    hsaco: bytes | None
+    hsaco: bytes | None = None
+    device_module: str | None = None
 
 
 def set_target(arch: str) -> None:
@@ -236,8 +240,10 @@ def lower(job: Lowering, *, link: bool) -> Lowered:
         llvm_ir = jit_function._extract_llvm_ir(module) or ""
         text = module.operation.get_asm()
         isa_module = _binary(text, "isa")
-        hsaco = bytes(_object(_binary(text, "fatbin"))) if link else None
-        return Lowered(_object(isa_module).decode(), llvm_ir, str(isa_module), hsaco)
+        if not link:
+            return Lowered(_object(isa_module).decode(), llvm_ir, str(isa_module))
+        linked = _binary(text, "fatbin")
+        return Lowered(_object(isa_module).decode(), llvm_ir, str(isa_module), _object(linked), str(linked))
 
 
 def _binary(text: str, form: str) -> Any:

@@ -19,6 +19,7 @@ from dieplace.errors import KernelFault
 from dieplace.kernels.flydsl import handoff
 from dieplace.kernels.flydsl.gemv import build_gemv_bf16
 from dieplace.kernels.flydsl.norm import build_rmsnorm
+from dieplace.kernels.flydsl.visibility import build_flag_visibility
 from dieplace.machine import Domain
 from dieplace.probes import chase, ping_pong, stream
 
@@ -173,6 +174,21 @@ def test_a_party_without_a_partner_ends() -> None:
     ping, pong, out = torch.zeros(32, dtype=I32), torch.zeros(32, dtype=I32), torch.zeros(1, 4, dtype=INT64)
     run(ping_pong.build_ping_pong(), ping, pong, out, 7, 5, 40, 0, 1, two_die=False)
     assert out[0, 0] == 0 and ping[0] == 7
+
+
+def test_every_reader_stamps_a_flag_after_its_writer() -> None:
+    """One writer on die 0, three readers on die 1: each round is seen by each reader after it was raised."""
+    memory, readers, rounds = EmulatedHBM(DOMAINS), 3, 5
+    flag, acks = on_die(memory, 1, 32, dtype=I32), on_die(memory, 0, readers * 32, dtype=I32)
+    stamps = on_die(memory, 0, 1 + readers, rounds, dtype=INT64, role="activation")
+    xcc = on_die(memory, 0, 1 + readers, dtype=I32, role="activation").fill_(-1)
+    common = (flag, acks, stamps, xcc, 40, rounds, readers, 1_000_000)
+    with concurrent(seed=1):
+        run(build_flag_visibility(), *common, 1, readers, device="gpu0/p1", memory=memory)
+        run(build_flag_visibility(), *common, 0, 1, device="gpu0/p0", memory=memory)
+    assert (stamps[1:] > stamps[0]).all() and (stamps[0, 1:] > stamps[1:, :-1].amax(0)).all()
+    assert acks.view(readers, 32)[:, 0].tolist() == [44] * readers and flag[0] == 44
+    assert ((xcc >= 0) & (xcc < 8)).all()
 
 
 @pytest.mark.parametrize("items", [1, 511, 512, 2048, 5003])

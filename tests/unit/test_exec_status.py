@@ -119,23 +119,27 @@ def test_environment_and_descriptors_are_untouched(tmp_path: Path) -> None:
     environ = {"PATH": os.environ["PATH"], "ODD": "a\nb", "EMPTY": ""}
     seen = {}
     for how in BOTH:
-        command = ["sh", "-c", "env -0; grep -E 'SigIgn|SigBlk' /proc/self/status; ls /proc/self/fd; cat <&7; cat"]
         read, write = os.pipe()
-        os.write(write, b"through seven")
+        os.write(write, b"through a pipe")
         os.close(write)
-        full = command if how == "bare" else EXEC + command
+        script = f"env -0; grep -E 'SigIgn|SigBlk' /proc/self/status; ls /proc/self/fd; cat /proc/self/fd/{read}; cat"
+        command = ["sh", "-c", script] if how == "bare" else [*EXEC, "sh", "-c", script]
         with (tmp_path / "in").open("w+") as standard_input:
             standard_input.write("standard input")
             standard_input.seek(0)
-            os.dup2(read, 7, inheritable=True)
             done = subprocess.run(
-                full, env=environ, stdin=standard_input, capture_output=True, pass_fds=[7], cwd=tmp_path, timeout=60,
-            )  # fmt: skip
-            os.close(7)
-            os.close(read)
+                command,
+                env=environ,
+                stdin=standard_input,
+                capture_output=True,
+                pass_fds=[read],
+                cwd=tmp_path,
+                timeout=60,
+            )
+        os.close(read)
         seen[how] = done.stdout, done.stderr
     assert seen["exec"] == seen["bare"]
-    assert b"through seven" in seen["exec"][0] and b"standard input" in seen["exec"][0]
+    assert b"through a pipe" in seen["exec"][0] and b"standard input" in seen["exec"][0]
 
 
 def test_a_closed_pipe_kills_the_program_as_usual() -> None:

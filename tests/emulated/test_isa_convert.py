@@ -260,12 +260,13 @@ def test_division_sequence_gives_the_correctly_rounded_quotient(kind: str, text:
         for lane in LANES:
             want, fmt = true_quotient(a[lane], b[lane], kind), FORMATS[kind]
             assert ulps(got[lane], want, fmt) <= (1 if abs(to_float(want, fmt)) < 2.0 ** (2 - fmt.bias) else 0), (
-                f"{to_float(a[lane], fmt)!r} / {to_float(b[lane], fmt)!r}: {got[lane]:#x} is not {want:#x}")  # fmt: skip
+                f"{to_float(a[lane], fmt)!r} / {to_float(b[lane], fmt)!r}: {got[lane]:#x} not {want:#x}")  # fmt: skip
 
 
 def test_div_fixup_f16_special_cases() -> None:
     rows = [(0x3C00, 0x0000, 0x3C00, 0x7C00), (0x3C00, 0x8000, 0x3C00, 0xFC00), (0x3C00, 0x0000, 0x0000, 0xFE00),
-            (0x3C00, 0x7C00, 0xC000, 0x8000), (0xC200, 0x4000, 0xC600, 0xC200), (0x3C00, 0x7E01, 0x3C00, 0x7E01)]  # fmt: skip
+            (0x3C00, 0x7C00, 0xC000, 0x8000), (0xC200, 0x4000, 0xC600, 0xC200),
+            (0x3C00, 0x7E01, 0x3C00, 0x7E01)]  # fmt: skip
     vgprs = {9 + k: [rows[lane % len(rows)][k] for lane in LANES] for k in range(3)}
     after = run_wave("v_div_fixup_f16 v8, v9, v10, v11", vgprs | {8: [0xABCD0000] * 64})
     for lane, row in enumerate(rows):

@@ -84,7 +84,8 @@ def test_kernel_argument_past_the_segment() -> None:
 def test_misaligned_dword_and_double_word_atomic() -> None:
     fault = faulting(Misaligned, f"{HEAD}\nglobal_load_dword v1, v2, s[4:5] offset:2", "global_load_dword")
     assert fault.facts["alignment_bytes"] == 4 and "buffer 'weights'" in str(fault)
-    body = f"{HEAD}\nv_mov_b32_e32 v4, 1\nv_mov_b32_e32 v5, 0\nv_mov_b32_e32 v3, 4\nglobal_atomic_add_x2 v3, v[4:5], s[4:5]"
+    setup = f"{HEAD}\nv_mov_b32_e32 v4, 1\nv_mov_b32_e32 v5, 0\nv_mov_b32_e32 v3, 4"
+    body = f"{setup}\nglobal_atomic_add_x2 v3, v[4:5], s[4:5]"
     assert faulting(Misaligned, body, "global_atomic_add_x2").facts["alignment_bytes"] == 8
 
 
@@ -195,7 +196,7 @@ STORE = "global_store_dword v2, v1, s[4:5]"
         ("s_mov_b64 exec, s[20:21]", "s_mov_b64 exec", "s20"),
         ("s_load_dword s8, s[20:21], 0x0", "s_load_dword s8", "s20"),
         ("v_readlane_b32 s8, v3, 5\nv_mov_b32_e32 v1, s8\n" + STORE, "global_store_dword", "v3"),
-        ("v_mov_b32_dpp v1, v3 row_shl:1 row_mask:0xf bank_mask:0xf bound_ctrl:1\n" + STORE, "global_store_dword", "v3"),
+        ("v_mov_b32_dpp v1, v3 row_shl:1 row_mask:0xf bank_mask:0xf bound_ctrl:1\n" + STORE, "store", "v3"),
         ("ds_write_b32 v3, v0", "ds_write_b32", "v3"),
         ("ds_read_b32 v1, v2\n" + STORE, "global_store_dword", "LDS that was never written, read in line"),
         ("v_mov_b32_e32 v4, 0\nds_write_b32 v2, v3\nds_read_b32 v1, v2\n" + STORE, "global_store_dword",
@@ -265,7 +266,8 @@ def test_poison_ends_with_the_store_and_returns_with_the_next_mark() -> None:
     a, b = HostArray("box", np.zeros(64, np.uint32)), HostArray("result", np.zeros(64, np.uint32))
     memory = memory_of(a, b)
     memory.poison("box")
-    body = f"{HEAD}\nglobal_store_dword v2, v0, s[4:5]\nglobal_load_dword v1, v2, s[4:5]\nglobal_store_dword v2, v1, s[6:7]"
+    first = f"{HEAD}\nglobal_store_dword v2, v0, s[4:5]"
+    body = f"{first}\nglobal_load_dword v1, v2, s[4:5]\nglobal_store_dword v2, v1, s[6:7]"
     run([launch(body, a, b)], memory)
     assert b.array.tolist() == list(range(64))
     memory.poison("box")

@@ -232,7 +232,8 @@ def test_sign_modifiers_act_on_bits_and_constants_work_everywhere() -> None:
 
 def test_output_modifiers() -> None:
     vgprs = {9: [round_to(x, F32) for x in (-3.0, 0.25, 0.75, 7.0)] * 16, 10: [0x3F800000] * 64}
-    after = run_wave("v_mul_f32_e64 v8, v9, v10 clamp\nv_mul_f32_e64 v11, v9, v10 mul:4\nv_mul_f32_e64 v12, v9, v10 div:2",
+    text = "v_mul_f32_e64 v8, v9, v10 clamp\nv_mul_f32_e64 v11, v9, v10 mul:4\nv_mul_f32_e64 v12, v9, v10 div:2"
+    after = run_wave(text,
                      vgprs)  # fmt: skip
     assert [to_float(x, F32) for x in after.v(8)[:4]] == [0.0, 0.25, 0.75, 1.0]
     assert [to_float(x, F32) for x in after.v(11)[:4]] == [-12.0, 1.0, 3.0, 28.0]

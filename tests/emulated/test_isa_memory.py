@@ -228,7 +228,8 @@ def test_indexed_descriptor_multiplies_by_its_stride_and_checks_the_index() -> N
     data = random_bytes(16 * 12, "stride")
     host = Host(data)
     vgprs = {2: [lane % 16 for lane in range(64)], 3: [4] * 64}
-    after = run_wave("buffer_load_dword v8, v[2:3], s[20:23], 0 idxen offen", vgprs, descriptor(host, records=10, stride=12),
+    after = run_wave("buffer_load_dword v8, v[2:3], s[20:23], 0 idxen offen", vgprs,
+                     descriptor(host, records=10, stride=12),
                      buffers=(host.buffer,))  # fmt: skip
     for lane in range(16):
         want = int.from_bytes(data[12 * lane + 4 : 12 * lane + 8], "little") if lane < 10 else 0

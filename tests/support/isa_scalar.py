@@ -1,7 +1,7 @@
 """What scalar instructions compute, in Python integers, after AMD's published instruction descriptions.
 
-Each entry: destination width (0: only SCC), source widths, and a function of the operands (and SCC where it is read) that
-returns (result or None, SCC or None); None means unchanged.
+Each entry: destination width (0: only SCC), source widths, and a function of the operands (and SCC where it is read)
+that returns (result or None, SCC or None); None means unchanged.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def _bfe(bits: int, is_signed: bool) -> Any:
 
 
 def _bits() -> None:
-    logic = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "andn2": lambda a, b: a & ~b,
+    logic = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
+             "andn2": lambda a, b: a & ~b,
              "orn2": lambda a, b: a | ~b, "nand": lambda a, b: ~(a & b), "nor": lambda a, b: ~(a | b),
              "xnor": lambda a, b: ~(a ^ b)}  # fmt: skip
     for bits in (32, 64):

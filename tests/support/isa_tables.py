@@ -82,7 +82,8 @@ DIVISION = ("v_div_scale_f32", "v_div_fmas_f32", "v_div_fixup_f32", "v_div_scale
             "v_div_fixup_f64", "v_div_fixup_f16")  # fmt: skip
 LANES = ("v_readlane_b32", "v_writelane_b32", "v_readfirstlane_b32", "ds_swizzle_b32", "ds_bpermute_b32",
          "ds_permute_b32", "v_permlane16_swap_b32", "v_permlane32_swap_b32", "v_swap_b32", "v_mbcnt_lo_u32_b32",
-         "v_mbcnt_hi_u32_b32", "v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_pk_mov_b32", "v_pk_fmac_f16")  # fmt: skip
+         "v_mbcnt_hi_u32_b32", "v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_pk_mov_b32",
+         "v_pk_fmac_f16")  # fmt: skip
 BRANCHES = ("s_branch", "s_cbranch_scc0", "s_cbranch_scc1", "s_cbranch_vccz", "s_cbranch_vccnz", "s_cbranch_execz",
             "s_cbranch_execnz")  # fmt: skip
 HINTS = ("s_nop", "s_setprio", "s_icache_inv", "s_dcache_inv", "s_dcache_wb", "s_wakeup", "s_incperflevel",

@@ -54,13 +54,13 @@ def _sources(inst: Instruction, layout: Layout, first: int, kinds: tuple[str, ..
     ]
 
 
-def _scale(inst: Instruction, layout: Layout, operand: Operand) -> Source:
+def scale_source(inst: Instruction, layout: Layout, operand: Operand) -> Source:
     """The scale as the bits of a float32: an inline 1.0 is 0x3f800000."""
     source = make_source(inst, layout, operand, "f32")
     return Source("u32", source.keys, lambda g: np.asarray(source.value(g)).view(U32), source.taint, False)
 
 
-def _register_part(operand: Operand, offset: int, count: int = 1) -> Operand:
+def register_part(operand: Operand, offset: int, count: int = 1) -> Operand:
     return Operand(operand.kind, operand.text, operand.index + offset, count)
 
 
@@ -81,7 +81,7 @@ def field_target(inst: Instruction, layout: Layout, operand: Operand, shift: int
     return Target("u32", (key,), write, taint)
 
 
-def _step(inst: Instruction, sources: list[Source], targets: list[Target], fn: Any) -> Step:
+def conversion_step(inst: Instruction, sources: list[Source], targets: list[Target], fn: Any) -> Step:
     op = Operation(inst.opcode, ("b32",) * len(targets), ("u32",) * len(sources), fn)
     return finish(inst, op, sources, targets, general_run(sources, targets, fn))
 
@@ -96,7 +96,7 @@ def _build_widen_pair(inst: Instruction, layout: Layout, fmt: Format, wide: str,
     low, table = U32((1 << 2 * fmt.bits) - 1), _pairs(fmt)
     sources = _sources(inst, layout, 1, ("u32", "u32") if scaled else ("u32",))
     if scaled:
-        sources[1] = _scale(inst, layout, inst.operands[2])
+        sources[1] = scale_source(inst, layout, inst.operands[2])
 
     def both(word: Any, *scale: Any) -> Any:
         found = table.take(np.asarray(word >> shift & low, np.int64))
@@ -104,24 +104,24 @@ def _build_widen_pair(inst: Instruction, layout: Layout, fmt: Format, wide: str,
         return pair * np.asarray(power_of_scale(scale[0]))[..., None] if scale else pair
 
     if wide == "f32":
-        targets = [make_target(inst, layout, _register_part(inst.operands[0], k), "f32") for k in (0, 1)]
+        targets = [make_target(inst, layout, register_part(inst.operands[0], k), "f32") for k in (0, 1)]
         layout.register(inst, inst.operands[0], "va", 2)
 
         def fn(*words: Any) -> Any:
             pair = both(*words)
             return pair[..., 0], pair[..., 1]
 
-        return _step(inst, sources, targets, fn)
+        return conversion_step(inst, sources, targets, fn)
     target = make_target(inst, layout, inst.operands[0], "u32")
-    return _step(inst, sources, [target], lambda *words: _join(both(*words), wide))
+    return conversion_step(inst, sources, [target], lambda *words: _join(both(*words), wide))
 
 
-def _bits16(number: Any, wide: str) -> Any:
+def bits16(number: Any, wide: str) -> Any:
     return bf16_bits(number) if wide == "bf16" else np.asarray(number, F32).astype(np.float16).view(np.uint16)
 
 
 def _join(pair: Any, wide: str) -> Any:
-    low, high = _bits16(pair[..., 0], wide), _bits16(pair[..., 1], wide)
+    low, high = bits16(pair[..., 0], wide), bits16(pair[..., 1], wide)
     return low.astype(U32) | high.astype(U32) << U32(16)
 
 
@@ -133,16 +133,16 @@ def _build_widen_one(inst: Instruction, layout: Layout, fmt: Format, wide: str, 
     shift, table = U32(8 * byte), values32(fmt)
     sources = _sources(inst, layout, 1, ("u32", "u32") if scaled else ("u32",))
     if scaled:
-        sources[1] = _scale(inst, layout, inst.operands[2])
+        sources[1] = scale_source(inst, layout, inst.operands[2])
 
     def number(word: Any, *scale: Any) -> Any:
         found = table[np.asarray(word >> shift & U32(255))]
         return found * power_of_scale(scale[0]) if scale else found
 
     if wide == "f32":
-        return _step(inst, sources, [make_target(inst, layout, inst.operands[0], "f32")], number)
+        return conversion_step(inst, sources, [make_target(inst, layout, inst.operands[0], "f32")], number)
     target = field_target(inst, layout, inst.operands[0], 16 * _destination_half(inst), 16)
-    return _step(inst, sources, [target], lambda *words: _bits16(number(*words), wide).astype(U32))
+    return conversion_step(inst, sources, [target], lambda *words: bits16(number(*words), wide).astype(U32))
 
 
 def _destination_half(inst: Instruction) -> int:
@@ -167,7 +167,7 @@ def _build_narrow_pair(inst: Instruction, layout: Layout, fmt: Format, wide: str
     else:
         sources = _sources(inst, layout, 1, ("u32", "u32"))
     if scaled:
-        sources[-1] = _scale(inst, layout, inst.operands[-1])
+        sources[-1] = scale_source(inst, layout, inst.operands[-1])
 
     def fn(*words: Any) -> Any:
         power = np.asarray(power_of_scale(words[-1]), F64) if scaled else F64(1)
@@ -175,7 +175,7 @@ def _build_narrow_pair(inst: Instruction, layout: Layout, fmt: Format, wide: str
         return _narrow_pair(fmt, np.asarray(first, F64) / power, np.asarray(second, F64) / power)
 
     target = field_target(inst, layout, inst.operands[0], place, 2 * fmt.bits)
-    return _step(inst, sources, [target], fn)
+    return conversion_step(inst, sources, [target], fn)
 
 
 def _halves(word: Any, wide: str) -> tuple[Any, Any]:
@@ -183,80 +183,6 @@ def _halves(word: Any, wide: str) -> tuple[Any, Any]:
     if wide == "bf16":
         return bf16_values(low), bf16_values(high)
     return low.view(np.float16), high.view(np.float16)
-
-
-# ---- 32 values of 6 bits in six registers
-
-
-def _rows(g: Group, key: int, count: int) -> np.ndarray:
-    return np.stack([g.u[key + k] for k in range(count)], axis=-1)
-
-
-def _unpack6(words: np.ndarray) -> np.ndarray:
-    bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")
-    return bits.reshape(*bits.shape[:-1], 32, 6) @ (1 << np.arange(6))
-
-
-def _pack6(codes: np.ndarray) -> np.ndarray:
-    bits = (codes[..., None] >> np.arange(6, dtype=np.uint8)) & np.uint8(1)
-    return np.packbits(bits.reshape(*bits.shape[:-2], 192), axis=-1, bitorder="little").view(U32)
-
-
-def _block_source(inst: Instruction, layout: Layout, operand: Operand, count: int) -> Source:
-    key = layout.register(inst, operand, "va", count)
-    keys = tuple(range(key, key + count))
-
-    def taint(g: Group) -> Any:
-        found = [bits for bits in map(g.taint, keys) if bits is not None]
-        return np.bitwise_or.reduce(found) if found else None
-
-    return Source("u32", keys, lambda g: _rows(g, key, count), taint, False)
-
-
-def _block_targets(inst: Instruction, layout: Layout, count: int) -> list[Target]:
-    layout.register(inst, inst.operands[0], "va", count)
-    return [make_target(inst, layout, _register_part(inst.operands[0], k), "u32") for k in range(count)]
-
-
-def _spread(words: np.ndarray, count: int) -> tuple[Any, ...]:
-    return tuple(words[..., k] for k in range(count))
-
-
-def _build_widen32(inst: Instruction, layout: Layout, fmt: Format, wide: str) -> Step:
-    if len(inst.operands) != 3:
-        raise inst.unknown("three operands are expected")
-    count = 32 if wide == "f32" else 16
-    sources = [_block_source(inst, layout, inst.operands[1], 6), _scale(inst, layout, inst.operands[2])]
-    table = values32(fmt)
-
-    def fn(words: Any, scale: Any) -> Any:
-        numbers = table[_unpack6(words)] * np.asarray(power_of_scale(scale))[..., None]
-        if wide == "f32":
-            return _spread(numbers.view(U32), count)
-        return _spread(np.ascontiguousarray(_bits16(numbers, wide)).view(U32), count)
-
-    return _step(inst, sources, _block_targets(inst, layout, count), fn)
-
-
-def _build_narrow32(inst: Instruction, layout: Layout, fmt: Format, wide: str) -> Step:
-    """pk32 from sixteen registers of 16-bit values, or 2xpk16 from twice sixteen float32 that interleave."""
-    if len(inst.operands) != (4 if wide == "f32" else 3):
-        raise inst.unknown(f"{4 if wide == 'f32' else 3} operands are expected")
-    sources = [_block_source(inst, layout, operand, 16) for operand in inst.operands[1:-1]]
-    sources.append(_scale(inst, layout, inst.operands[-1]))
-
-    def fn(*words: Any) -> Any:
-        if wide == "f32":
-            numbers = np.stack([np.ascontiguousarray(w).view(F32) for w in words[:2]], axis=-1)
-            numbers = numbers.reshape(*numbers.shape[:-2], 32)
-        elif wide == "bf16":
-            numbers = bf16_values(np.ascontiguousarray(words[0]).view(np.uint16))
-        else:
-            numbers = np.ascontiguousarray(words[0]).view(np.float16)
-        power = np.asarray(power_of_scale(words[-1]), F64)[..., None]
-        return _spread(_pack6(encode(fmt, numbers.astype(F64) / power)), 6)
-
-    return _step(inst, sources, _block_targets(inst, layout, 6), fn)
 
 
 def _define_pairs() -> None:
@@ -292,19 +218,5 @@ def _build_widen_word(inst: Instruction, layout: Layout, fmt: Format) -> Step:
     return _build_widen_pair(inst, layout, fmt, "f32", False)
 
 
-def _define_blocks() -> None:
-    for name in ("fp6", "bf6"):
-        fmt = NARROW[name]
-        for wide in ("f32", "f16", "bf16"):
-            add(f"v_cvt_scalef32_pk32_{wide}_{name}", "valu",
-                bound(_build_widen32, fmt, wide))  # fmt: skip
-        for wide in ("f16", "bf16"):
-            add(f"v_cvt_scalef32_pk32_{name}_{wide}", "valu",
-                bound(_build_narrow32, fmt, wide))  # fmt: skip
-        add(f"v_cvt_scalef32_2xpk16_{name}_f32", "valu",
-            bound(_build_narrow32, fmt, "f32"))  # fmt: skip
-
-
 _define_pairs()
 _define_singles()
-_define_blocks()

@@ -1,139 +1,36 @@
-"""Matrix fused multiply-add: which lane and register holds which element, and the products.
+"""Matrix fused multiply-add: products are exact, sums are float64, rounded once to the result type.
 
-Layouts follow AMD's matrix instruction calculator for CDNA 3 and agree with FlyDSL's MMA atoms: lane l of A holds row
-l % M and a run of k values, B likewise with columns, D holds column l % N and rows in groups of four. Products are
-exact and sums are float64, rounded once to the result type; hardware rounds in an order of its own.
+Hardware rounds in an order of its own. Layouts and formats are in `mfma_layout`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dieplace.emulator.isa.formats import BF6, BF8, FP4, FP6, FP8, Format, bf16_values, block_scale, values
+from dieplace.emulator.isa.formats import BF8, FP8, block_scale
 from dieplace.emulator.isa.group import Group
+from dieplace.emulator.isa.mfma_layout import (
+    F8F6F4,
+    Decode,
+    Shape,
+    bf16_lanes,
+    bytes_of,
+    f16_lanes,
+    f32_lanes,
+    f64_lanes,
+    i8_lanes,
+    places,
+    places_f64,
+    to_matrix,
+    to_wide_matrix,
+)
 from dieplace.emulator.isa.operands import CONST
 from dieplace.emulator.isa.parse import Instruction
 from dieplace.emulator.isa.state import ALL_BITS, F32, F64, I32, LANES, U32
 from dieplace.emulator.isa.table import Layout, Step, add, bound, mask_of
-
-LANE = np.arange(LANES)
-Decode = Callable[[np.ndarray], np.ndarray]  # uint32 [n, 64, words] to float64 [n, 64, values]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """M x N x K with `blocks` independent products; `words` is the registers of A and B in one lane."""
-
-    m: int
-    n: int
-    k: int
-    blocks: int
-    words: int
-
-    @property
-    def accumulators(self) -> int:
-        """Result registers in one lane."""
-        return self.m * self.n * self.blocks // LANES
-
-
-def _bf16(words: np.ndarray) -> np.ndarray:
-    return bf16_values(words.view(np.uint16)).astype(F64)
-
-
-def _f16(words: np.ndarray) -> np.ndarray:
-    return words.view(np.float16).astype(F64)
-
-
-def _f32(words: np.ndarray) -> np.ndarray:
-    return words.view(F32).astype(F64)
-
-
-def _f64(words: np.ndarray) -> np.ndarray:
-    return words.view(F64)
-
-
-def _i8(words: np.ndarray) -> np.ndarray:
-    return words.view(np.int8).astype(F64)
-
-
-def _bytes_of(fmt: Format) -> Decode:
-    table = values(fmt)
-    return lambda words: table[words.view(np.uint8)]
-
-
-def _packed_of(fmt: Format) -> Decode:
-    """4- and 6-bit values, packed low bits first across the lane's registers."""
-    table, weights = values(fmt), 1 << np.arange(fmt.bits)
-
-    def decode(words: np.ndarray) -> np.ndarray:
-        bits = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")
-        return table[bits.reshape(*bits.shape[:-1], -1, fmt.bits) @ weights]
-
-    return decode
-
-
-def _nibbles_of(fmt: Format) -> Decode:
-    table = values(fmt)
-
-    def decode(words: np.ndarray) -> np.ndarray:
-        octets = words.view(np.uint8)
-        both = np.empty((*octets.shape, 2), F64)
-        both[..., 0], both[..., 1] = table[octets & 15], table[octets >> 4]
-        return both.reshape(*octets.shape[:-1], -1)
-
-    return decode
-
-
-# cbsz and blgp of the f8f6f4 forms: format, registers in one lane (MI350 ISA guide, "Block scaled matrix").
-F8F6F4: dict[int, tuple[Decode, int]] = {0: (_bytes_of(FP8), 8), 1: (_bytes_of(BF8), 8), 2: (_packed_of(FP6), 6),
-                                         3: (_packed_of(BF6), 6), 4: (_nibbles_of(FP4), 4)}  # fmt: skip
-
-
-def to_wide_matrix(shape: Shape, lanes: np.ndarray, rows: int, octets: bool) -> np.ndarray:
-    """[n, 64, 32] values of the f8f6f4 forms to [n, 1, rows, k].
-
-    4- and 6-bit values of a lane are 32 neighbours in k. 8-bit values are two runs of 16, half of K apart (AMD,
-    "Matrix Core Programming on CDNA 3 and CDNA 4", figure of the 32x32x64 form).
-    """
-    n, groups = lanes.shape[0], LANES // rows
-    if octets:
-        runs = lanes.reshape(n, groups, rows, 2, 16).transpose(0, 2, 3, 1, 4)
-        return runs.reshape(n, 1, rows, groups * 32)
-    return to_matrix(shape, lanes, rows)
-
-
-def to_matrix(shape: Shape, lanes: np.ndarray, rows: int) -> np.ndarray:
-    """[n, 64, run] values of lanes to [n, blocks, rows, k]."""
-    n, run = lanes.shape[0], lanes.shape[2]
-    groups = LANES // (rows * shape.blocks)
-    split = lanes.reshape(n, shape.blocks, groups, rows, run)
-    return split.transpose(0, 1, 3, 2, 4).reshape(n, shape.blocks, rows, groups * run)
-
-
-def places(shape: Shape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Block, row and column of result register r in lane l, each [accumulators, 64]."""
-    r = np.arange(shape.accumulators)[:, None]
-    if shape.m == 4:
-        return (
-            np.broadcast_to(LANE // 4, (4, LANES)),
-            np.broadcast_to(r, (4, LANES)),
-            np.broadcast_to(LANE % 4, (4, LANES)),
-        )
-    per_block = shape.m * shape.n // LANES
-    within = r % per_block
-    group = LANES // shape.n
-    row = 4 * group * (within // 4) + 4 * (LANE // shape.n)[None, :] + within % 4
-    return np.broadcast_to(r // per_block, row.shape), row, np.broadcast_to(LANE % shape.n, row.shape)
-
-
-def places_f64() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The float64 form holds row 4 * r + lane // 16 of column lane % 16 in result r."""
-    row = 4 * np.arange(4)[:, None] + (LANE // 16)[None, :]
-    return np.zeros_like(row), row, np.broadcast_to(LANE % 16, row.shape)
 
 
 def _words(g: Group, key: int, count: int) -> np.ndarray:
@@ -313,10 +210,10 @@ def _scales(inst: Instruction, layout: Layout) -> tuple[tuple[Any, Any], tuple[i
 
 # Name of the operand type: decode of A, of B, bytes of one value in a lane, result type.
 _TYPES: dict[str, tuple[Decode, Decode, Any]] = {
-    "f16": (_f16, _f16, F32), "bf16": (_bf16, _bf16, F32), "bf16_1k": (_bf16, _bf16, F32), "f32": (_f32, _f32, F32),
-    "xf32": (_f32, _f32, F32), "f64": (_f64, _f64, F64), "i8": (_i8, _i8, I32),
-    "fp8_fp8": (_bytes_of(FP8), _bytes_of(FP8), F32), "fp8_bf8": (_bytes_of(FP8), _bytes_of(BF8), F32),
-    "bf8_fp8": (_bytes_of(BF8), _bytes_of(FP8), F32), "bf8_bf8": (_bytes_of(BF8), _bytes_of(BF8), F32),
+    "f16": (f16_lanes, f16_lanes, F32), "bf16": (bf16_lanes, bf16_lanes, F32), "bf16_1k": (bf16_lanes, bf16_lanes,
+    F32), "f32": (f32_lanes, f32_lanes, F32), "xf32": (f32_lanes, f32_lanes, F32), "f64": (f64_lanes, f64_lanes, F64),
+    "i8": (i8_lanes, i8_lanes, I32), "fp8_fp8": (bytes_of(FP8), bytes_of(FP8), F32), "fp8_bf8": (bytes_of(FP8),
+    bytes_of(BF8), F32), "bf8_fp8": (bytes_of(BF8), bytes_of(FP8), F32), "bf8_bf8": (bytes_of(BF8), bytes_of(BF8), F32),
 }  # fmt: skip
 
 # m, k, blocks, registers of A and B, operand types, spelling of the block count (LLVM, VOP3PInstructions.td for

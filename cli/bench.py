@@ -168,6 +168,7 @@ def compare(ctx: click.Context, base: str, run: str, allow: tuple[str, ...], fai
 
 def load_runs(names: Sequence[str]) -> tuple[Run, ...]:
     """Run files by name; a folder stands for its `*.json` in order of name."""
+    from dieplace.experiments.run_shape import check_shape
     from dieplace.run import Run
 
     paths: list[Path] = []
@@ -177,7 +178,7 @@ def load_runs(names: Sequence[str]) -> tuple[Run, ...]:
         if not inside:
             raise UsageError(f"there is no run file in the folder {name}", hint="run files end in .json")
         paths += inside
-    return _in_block_order([Run.load(path) for path in paths])
+    return _in_block_order([check_shape(Run.load(path), str(path)) for path in paths])
 
 
 def _in_block_order(runs: Sequence[Run]) -> tuple[Run, ...]:

@@ -214,8 +214,8 @@ class Run:
                 f"not a run file: found {found}", hint=f"this release reads {', '.join(sorted(_READERS))}", found=schema
             )
         try:
-            return reader(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return _typed(reader(data))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UsageError(f"not a complete run file: {type(error).__name__} {error}") from error
 
     @classmethod
@@ -257,6 +257,23 @@ def _read_1(data: Mapping[str, Any]) -> Run:
         notes=tuple(data["notes"]),
         facts=dict(data["facts"]),
     )
+
+
+def _typed(run: Run) -> Run:
+    """The run, once its own parts are of their kinds; a TypeError or ValueError says which is not."""
+    for name in ("experiment", "block", "origin", "source", "created", "label"):
+        if not isinstance(getattr(run, name), str):
+            raise TypeError(f"{name} is no text")
+    if run.origin not in ORIGINS:
+        raise ValueError(f"origin {run.origin!r} is none of {', '.join(ORIGINS)}")
+    if not all(isinstance(note, str) for note in run.notes):
+        raise TypeError("a note is no text")
+    for quantity in (q for point in run.points for q in point.quantities.values()):
+        numbers = [quantity.value, quantity.low, quantity.high, *quantity.samples, *quantity.by_set.values()]
+        for number in numbers:
+            if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float))):
+                raise TypeError(f"{number!r} is no number")
+    return run
 
 
 # One reader a version ever written: files of old releases stay readable.

@@ -1,0 +1,109 @@
+"""What a run file must hold to be shown: checked once when it is read, so that no table trips over a damaged one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dieplace.errors import UsageError
+from dieplace.run import Point, Run
+
+QUANTITIES = ("token_us", "all_local_us", "penalty", "distance_us", "link_us", "cache_type_us", "wait_us")
+MOST = 1e18  # beyond it a file is damaged: no time in us and no size in bytes is as large
+_STAGE_NUMBERS = (
+    *("repeats", "stream_us", "handoff_us", "distance_us", "link_us", "cache_type_us", "wait_us", "total_us"),
+)
+_SET_NUMBERS = ("handoff_us", "packed_steps", "local_gain", "link_tb_per_s", "release_wait_us")
+
+
+def check_shape(run: Run, where: str) -> Run:
+    """The run itself; UsageError that names the first part that is missing or of another kind."""
+    try:
+        _check(run)
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise UsageError(f"{where} is no complete {run.experiment} run: {_told(error)}") from error
+    return run
+
+
+def _told(error: Exception) -> str:
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+
+
+def _check(run: Run) -> None:
+    work = run.workload
+    for key in ("name", "model", "precision"):
+        _want(work[key], str, f"workload.{key}")
+    _number(work["context_tokens"], "workload.context_tokens")
+    for role, nbytes in _mapping(work["bytes_per_token_by_role"], "workload.bytes_per_token_by_role").items():
+        _number(nbytes, f"bytes of {role}")
+    dies_of = {}
+    for device in _list(run.machine["devices"], "machine.devices"):
+        _want(device["id"], str, "a device id")
+        dies = _list(device["dies"], "a device's dies")
+        if not dies or not all(isinstance(die, int) for die in dies):
+            raise ValueError(f"device {device['id']} has no dies")
+        dies_of[device["id"]] = dies
+    for domain in _list(run.machine["domains"], "machine.domains"):
+        _list(domain["dies"], "a domain's dies")
+        if domain["card"] is not None:
+            _number(domain["total_bytes"], "a domain's total_bytes")
+    for one in _list(run.facts.get("parameter_sets", []), "facts.parameter_sets"):
+        for key in _SET_NUMBERS:
+            _number(one[key], f"parameter {key}")
+        for key in ("name", "label", "fitted_to"):
+            _want(one[key], str, f"parameter set's {key}")
+    if not run.points:
+        raise ValueError("it has no points")
+    for point in run.points:
+        _check_point(point, dies_of)
+
+
+def _check_point(point: Point, dies_of: Mapping[str, Any]) -> None:
+    _want(point.arm, str, "an arm")
+    _mapping(point.factors, "a point's factors")
+    for role, nbytes in _mapping(point.factors.get("bytes_per_token_by_role", {}), "bytes_per_token_by_role").items():
+        _number(nbytes, f"bytes of {role}")
+    for name in QUANTITIES:
+        if name not in point.quantities:
+            raise ValueError(f"arm {point.arm} has no {name}")
+    for name, quantity in point.quantities.items():
+        for number in (quantity.value, quantity.low, quantity.high, *quantity.by_set.values(), *quantity.samples):
+            if number is not None:
+                _number(number, f"{name} of {point.arm}")
+    for stage in point.stages:
+        _want(stage["stage"], str, "a stage's name")
+        for key in _STAGE_NUMBERS:
+            _number(stage[key], f"stage {key}")
+        if not isinstance(stage["repeats"], int):
+            raise TypeError("a stage's repeats are no whole number")
+    if point.residency_before is None:
+        return
+    for devices in _mapping(point.residency_before["bytes_by_role_device_die"], "bytes_by_role_device_die").values():
+        for device, dies in _mapping(devices, "bytes of a role").items():
+            if device not in dies_of:
+                raise ValueError(f"bytes are told of device {device}, which the machine does not have")
+            for die, nbytes in _mapping(dies, "bytes of a device").items():
+                int(die)
+                _number(nbytes, "bytes of a die")
+
+
+def _want(value: Any, kind: type, what: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} is {type(value).__name__}, not {kind.__name__}")
+
+
+def _number(value: Any, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > MOST:
+        raise TypeError(f"{what} is no number")
+
+
+def _mapping(value: Any, what: str) -> Mapping[str, Any]:
+    _want(value, Mapping, what)
+    found: Mapping[str, Any] = value
+    return found
+
+
+def _list(value: Any, what: str) -> Sequence[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{what} is no list")
+    return value

@@ -1,0 +1,74 @@
+"""Run files with any part missing or of another kind: told in a sentence, never a traceback, by every bench command."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dieplace.cli import main as frame
+
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "results" / "emulated-mi355x" / "weight-swap"
+JUNK: list[Any] = [None, True, -1, 0, 1e308, 10**400, "", "text", "</script>", [], [None], {}, {"a": 1}, [[["x"]]]]
+
+
+def paths_of(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [at] if at else []
+    if isinstance(value, dict):
+        for key, item in value.items():
+            found += paths_of(item, (*at, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            found += paths_of(item, (*at, index))
+    return found
+
+
+def damaged(whole: dict[str, Any], draw: random.Random, paths: list[tuple[Any, ...]]) -> dict[str, Any]:
+    made = copy.deepcopy(whole)
+    for _ in range(draw.choice([1, 1, 1, 2])):
+        *way, last = draw.choice(paths)
+        inside = made
+        try:
+            for step in way:
+                inside = inside[step]
+            if draw.random() < 0.4:
+                del inside[last]
+            else:
+                inside[last] = draw.choice(JUNK)
+        except (KeyError, IndexError, TypeError):
+            continue  # an earlier change took that part away
+    return made
+
+
+@pytest.mark.parametrize("block", ["dpx-nps2", "spx-nps1"])
+def test_any_damage_is_a_sentence(
+    block: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = json.loads((FOLDER / f"{block}.json").read_text())
+    paths = paths_of(whole)
+    # parts near the root decide most; a run has thousands of numbers deep inside
+    shallow = [path for path in paths if len(path) <= 4]
+    draw = random.Random(block)
+    codes: dict[int, int] = {}
+    for number in range(250):
+        Path("run.json").write_text(json.dumps(damaged(whole, draw, shallow if number % 2 else paths)))
+        words = draw.choice(
+            [
+                ["bench", "show", "run.json"],
+                ["bench", "show", "run.json", "--json"],
+                ["bench", "report", "run.json", "--out", "r.html"],
+                ["bench", "compare", "run.json", str(FOLDER / f"{block}.json"), "--fail-on", "1"],
+            ]
+        )
+        code = frame.main(words)
+        out, err = capsys.readouterr()
+        assert code in (0, 1, 2, 3) and "Traceback" not in err, (words, err)
+        if "--json" in words:
+            json.loads(out, parse_constant=lambda word: pytest.fail(word))
+        codes[code] = codes.get(code, 0) + 1
+    assert codes.get(2, 0) > 25 and codes.get(0, 0) > 25  # both kinds were met

@@ -17,12 +17,13 @@ from dieplace.cli import render
 from dieplace.cli.options import settings, switch
 from dieplace.cli.table import Column, Table, layout
 
-# The table of the command line's design: the only meanings of each code.
+# The command line's contract: the only meanings of each code.
 CODES = {
     "UsageError": 2, "Unsupported": 3, "NoBackend": 3, "NoSuchDevice": 3, "NoSuchMode": 3, "NotAllowed": 4, "Busy": 5,
     "PlacementError": 3, "DomainFull": 3, "Misplaced": 1, "ApplyFailed": 6, "NotVerified": 6, "Pending": 6,
     "RolledBack": 6, "StaleMachine": 6, "CheckFailed": 1, "Incomparable": 2, "CompileError": 3, "KernelFault": 3,
     "Declined": 7, "BackendError": 3, "DieplaceError": 70,
+    "LaunchFailed": 125, "CannotRun": 126, "NotFound": 127,  # `exec`, before its program starts
 }  # fmt: skip
 DIEPLACE = [sys.executable, "-m", "dieplace.cli"]
 

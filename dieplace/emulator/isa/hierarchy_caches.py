@@ -96,7 +96,9 @@ class Caches:
         bit = np.left_shift(np.uint32(1), a.cu.astype(np.uint32))
         l1 = self.lines.held_l1.reshape(-1)
         if a.scope < AGENT:
-            np.bitwise_or.at(l1, flat, bit)
+            l1[flat] |= bit
+            if not (l1[flat] & bit).all():  # several CUs of one XCD loaded one line: only the last bit was kept
+                np.bitwise_or.at(l1, flat, bit)
         else:
             np.bitwise_and.at(l1, flat, ~bit)
         if self.map.any_uncached:

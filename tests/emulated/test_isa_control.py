@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from isa_bench import ALL, HostArray, isa_text, launch, memory_of, run_wave
+from isa_bench import ALL, HostArray, isa_text, launch, memory_of, run, run_wave
 from isa_tables import BRANCHES, HINTS
 
-from dieplace.emulator.isa import LogicalDevice, Program, UnknownInstruction, run
+from dieplace.emulator.isa import LogicalDevice, Program, UnknownInstruction
 from dieplace.errors import CompileError, UsageError
 
 STORE_S20 = "v_mov_b32_e32 v1, s20\nv_lshlrev_b32_e32 v2, 2, v0\nglobal_store_dword v2, v1, s[4:5]"

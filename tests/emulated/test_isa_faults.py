@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from isa_bench import HostArray, launch, memory_of, run_wave
+from isa_bench import HostArray, launch, memory_of, run, run_wave
 
 from dieplace.emulator.isa import (
     BarrierDeadlock,
@@ -17,7 +17,6 @@ from dieplace.emulator.isa import (
     NeverWritten,
     OutOfBounds,
     ReservedValue,
-    run,
 )
 from dieplace.errors import KernelFault, UsageError
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from isa_bench import HostArray, isa_text, launch, memory_of
+from isa_bench import HostArray, isa_text, launch, memory_of, run
 
-from dieplace.emulator.isa import Launch, Livelock, LogicalDevice, PlainMemory, Program, run
+from dieplace.emulator.isa import Launch, Livelock, LogicalDevice, PlainMemory, Program
 from dieplace.emulator.isa.residency import resident_workgroups, workgroups_per_cu
 from dieplace.errors import UsageError
 

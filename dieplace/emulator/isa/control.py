@@ -102,15 +102,20 @@ def _define_hints() -> None:
             add(name, "control", lambda inst, layout: Step(inst, "control", None))
 
 
-def _build_waitcnt(inst: Instruction, layout: Layout) -> Step:
-    """s_waitcnt: memory results are in registers already; a port that delays write-backs is told."""
+def wait_counts(inst: Instruction) -> tuple[int | None, int | None]:
+    """vmcnt and lgkmcnt of an s_waitcnt; None where the instruction does not wait on that counter."""
     text = inst.operands[0].text
     counters = {name: int(count) for name, count in _COUNTER.findall(text)}
     if _COUNTER.sub("", text).replace("&", "").strip():
         if not re.fullmatch(r"(0x[0-9a-fA-F]+|\d+)", text):
             raise inst.unknown(f"wait {text!r} cannot be read")
         counters = _decode_waitcnt(int(text, 0))
-    vmcnt, lgkmcnt = counters.get("vmcnt"), counters.get("lgkmcnt")
+    return counters.get("vmcnt"), counters.get("lgkmcnt")
+
+
+def _build_waitcnt(inst: Instruction, layout: Layout) -> Step:
+    """s_waitcnt: memory results are in registers already; a port that delays write-backs is told."""
+    vmcnt, lgkmcnt = wait_counts(inst)
 
     def wait(g: Group) -> None:
         memory = g.st.memory

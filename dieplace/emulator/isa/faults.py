@@ -65,6 +65,12 @@ class Livelock(IsaFault):
     word = "livelock"
 
 
+class MissingWait(IsaFault):
+    """A register is used before the load into it was waited for; facts: load_line."""
+
+    word = "missing-wait"
+
+
 class ReservedValue(IsaFault):
     """An operand holds a value for which the instruction has no defined meaning."""
 

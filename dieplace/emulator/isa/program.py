@@ -16,6 +16,7 @@ from dieplace.emulator.isa.metadata import KernelArgument, Metadata, parse_metad
 from dieplace.emulator.isa.operands import SGPR
 from dieplace.emulator.isa.parse import Instruction, parse_instruction
 from dieplace.emulator.isa.table import Layout, Run, Step, build
+from dieplace.emulator.isa.waits import Hazard
 from dieplace.errors import CompileError, UsageError
 
 _LABEL = re.compile(r"^([.\w$]+):\s*$")
@@ -75,6 +76,7 @@ class Program:
     layout: Layout
     blocks: list[Block]
     instructions: int
+    hazards: list[Hazard] | None = None  # found by `waits.require_waits` when the program first runs
 
     @classmethod
     def parse(cls, isa_text: str, kernel: str | None = None) -> Program:

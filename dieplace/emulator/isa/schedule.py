@@ -23,6 +23,7 @@ from dieplace.emulator.isa.memory import MemoryPort
 from dieplace.emulator.isa.program import Block
 from dieplace.emulator.isa.stall import deadlock, explained, livelock
 from dieplace.emulator.isa.state import Clock, Launch
+from dieplace.emulator.isa.waits import require_waits
 
 STEP_LIMIT = 50_000_000
 TURN_BUDGET, POLL_COST = 64, 16
@@ -83,6 +84,7 @@ class Machine:
     memory: MemoryPort
     seed: int | None = None
     step_limit: int = STEP_LIMIT
+    check_waits: bool = True
     count: int = 0
     quiet: int = 0
     turns: int = 0
@@ -94,6 +96,9 @@ class Machine:
     def run(self) -> RunStats:
         """Run every launch to its end; faults name the instruction."""
         started = time.perf_counter()
+        if self.check_waits:
+            for launch in self.launches:
+                require_waits(launch.program)
         self.choose = random.Random(self.seed) if self.seed is not None else None
         self.waiting = _streams(self.launches)
         self.totals = [Counter() for _ in self.launches]
@@ -272,11 +277,17 @@ def _streams(launches: Sequence[Launch]) -> dict[tuple[str, int], list[int]]:
 
 
 def run(
-    launches: Sequence[Launch], memory: MemoryPort, *, seed: int | None = None, step_limit: int = STEP_LIMIT
+    launches: Sequence[Launch],
+    memory: MemoryPort,
+    *,
+    seed: int | None = None,
+    step_limit: int = STEP_LIMIT,
+    check_waits: bool = True,
 ) -> RunStats:
     """Run launches that share `memory` to their end; `seed` varies the interleaving and reproduces it.
 
     Launches of one (device, stream) run in order, others together. `step_limit` is in wave instructions; beyond it the
-    run is a Livelock. Faults are subclasses of KernelFault and name instruction, line, buffer and wave.
+    run is a Livelock. Faults are subclasses of KernelFault and name instruction, line, buffer and wave. A program that
+    uses a register before its load was waited for is refused (MissingWait) unless `check_waits` is off.
     """
-    return Machine(launches, memory, seed, step_limit).run()
+    return Machine(launches, memory, seed, step_limit, check_waits).run()

@@ -31,8 +31,13 @@ class Sysfs:
         self._check(name)
         # O_NONBLOCK: in a broken or hostile recording the name may be a pipe, whose plain open would never return.
         descriptor = os.open(self._host(name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            return file.read(limit_bytes).decode("utf-8", "replace").rstrip("\n")
+        try:
+            text = b""
+            while len(text) < limit_bytes and (part := os.read(descriptor, limit_bytes - len(text))):
+                text += part
+        finally:
+            os.close(descriptor)
+        return text.decode("utf-8", "replace").rstrip("\n")
 
     def read_or_none(self, name: str) -> str | None:
         """Text of a file, or None where it cannot be read."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -177,8 +177,9 @@ def _now() -> str:
 def _encode(journal: Journal) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        **asdict(journal),
+        **{field.name: getattr(journal, field.name) for field in fields(journal)},
         "before": journal.before.to_json(),
+        "steps": [asdict(step) for step in journal.steps],
         "targets": {card: str(mode) for card, mode in journal.targets.items()},
     }
 

@@ -3,16 +3,19 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from partition_support import hash_tree
 
-from dieplace.emulator.node import check_tree, create, default_directory, open_node, open_or_create
+from dieplace.emulator.node import check_tree, create, default_directory, open_node, open_or_create, store
 from dieplace.errors import UsageError
 
 TOGGLE = """
@@ -146,3 +149,29 @@ print(node.sysfs().read("/sys/class/drm/card0/device/current_compute_partition")
         os.chmod(place, 0o777)
         done = subprocess.run([sys.executable, "-c", code, f"{place}/node"], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("DPX 0\n", "")
+
+
+def test_a_tree_changed_step_by_step_is_the_one_written_at_once(memory_path: Path) -> None:
+    """Each event touches only what differs; what that adds up to must be the tree of the last state, name by name."""
+    node = create(memory_path / "node", cards=2, ast=True)
+    first, second = node.bdfs()
+    events: list[Callable[[], object]] = [
+        lambda: node.write_compute(first, "CPX"),
+        lambda: node.start_process("holder", pid=77, render=("gpu0/p1",), vram_bytes=1 << 30),
+        lambda: node.close_descriptors(77),
+        lambda: node.forget_mode(second),
+        lambda: node.end_process(77),
+        lambda: node.write_memory(first, "NPS2"),
+        node.unload,
+        node.load,
+        lambda: node.write_compute(second, "QPX"),
+        lambda: node.reboot(keep_memory_mode=False),
+    ]
+    for number, event in enumerate(events):
+        event()
+        fresh = memory_path / f"fresh{number}"
+        (fresh / store.OWN).mkdir(parents=True)
+        shutil.copy(node.directory / store.OWN / "state.json", fresh / store.OWN / "state.json")
+        open_node(fresh)
+        assert hash_tree(node.directory, skip=(store.OWN,)) == hash_tree(fresh, skip=(store.OWN,)), number
+        shutil.rmtree(fresh)

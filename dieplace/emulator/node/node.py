@@ -12,7 +12,7 @@ from typing import Any
 from dieplace.errors import NoSuchDevice, UsageError
 
 from . import driver, store
-from .entries import driven_cards, live_partitions
+from .entries import Entries, driven_cards, live_partitions
 from .state import Fault, NodeState, Process
 from .tree import tree
 from .view import NodeSysfs
@@ -29,6 +29,7 @@ class Node:
         self._sleep = sleep
         self._mark = (0, 0, 0)
         self._state = store.read_state(directory)
+        self._built: tuple[NodeState | None, Entries] = (None, {})  # the tree last made here, and of which state
         self.refresh()
 
     @property
@@ -246,11 +247,14 @@ class Node:
         with store.locked(self.directory):
             old = store.read_state(self.directory)
             state, error = act(driver.settle(old, self.clock()))
+            current = store.tree_is_current(self.directory, old)
             if state != old:
                 state = replace(state, revision=old.revision + 1)
                 store.write_state(self.directory, state)
-            if state != old or rewrite or not store.tree_is_current(self.directory, state):
-                store.write_tree(self.directory, tree(state), state.revision)
+            if state != old or rewrite or not current:
+                before = None if not current else self._built[1] if self._built[0] == old else tree(old)
+                self._built = (state, tree(state))
+                store.write_tree(self.directory, self._built[1], state.revision, before)
             self._state, self._mark = state, store.state_mark(self.directory)
         return error
 

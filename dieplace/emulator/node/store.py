@@ -47,7 +47,7 @@ def read_state(directory: Path) -> NodeState:
 def state_mark(directory: Path) -> tuple[int, int, int]:
     """Changes whenever the state on disk does: inode, time and size."""
     try:
-        found = os.stat(directory / OWN / "state.json")
+        found = os.stat(f"{directory}/{OWN}/state.json")
     except OSError:
         return (0, 0, 0)
     return (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -84,30 +84,57 @@ def tree_is_current(directory: Path, state: NodeState) -> bool:
         return False
 
 
-def write_tree(directory: Path, entries: Entries, revision: int) -> None:
-    """Bring the tree in line with `entries`: first what is gone goes, then what is new or different comes."""
+def write_tree(directory: Path, entries: Entries, revision: int, previous: Entries | None = None) -> None:
+    """Bring the tree in line with `entries`: first what is gone goes, then what is new or different comes.
+
+    `previous` is what the tree is known to hold (its mark says so): then only the differences are touched.
+    """
     folders = _folders(entries)
-    for top in TOPS:
-        _prune(directory, top, entries, folders)
-    for path in sorted(folders):
+    if previous is None:
+        for top in TOPS:
+            _prune(directory, top, entries, folders)
+        changed = entries
+        fresh = folders
+    else:
+        changed = {path: entry for path, entry in entries.items() if previous.get(path) != entry}
+        fresh, touched = _remove_difference(directory, previous, entries, folders, changed)
+        changed |= {path: entry for path in touched if isinstance(entry := entries.get(path), Folder)}
+    for path in sorted(fresh):
         os.makedirs(directory / path, exist_ok=True)
     # Folders last: some end up without write permission, which would stop a real owner who is not root.
-    for path, entry in sorted(entries.items(), key=lambda item: isinstance(item[1], Folder)):
-        _place(directory, directory / path, entry)
+    for path, entry in sorted(changed.items(), key=lambda item: isinstance(item[1], Folder)):
+        _place(directory, f"{directory}/{path}", entry)
     _replace(directory, directory / OWN / "tree", str(revision), 0o644)
 
 
+def _remove_difference(
+    directory: Path, previous: Entries, entries: Entries, folders: set[str], changed: Entries
+) -> tuple[set[str], set[str]]:
+    """Remove what only `previous` has; returns the folders to make, and those opened up on the way."""
+    before = _folders(previous)
+    lost = before - folders
+    gone = {path for path in previous if path not in entries and path not in before}
+    opened = {path for path in map(_parent, (*gone, *changed, *lost)) if path in before and path in folders}
+    for path in opened:
+        _open_up(directory / path)
+    for path in (*gone, *lost):
+        if _parent(path) not in lost:  # else it goes with that folder
+            _clear(f"{directory}/{path}", gone=True)
+    return folders - before, opened
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
 def _folders(entries: Entries) -> set[str]:
-    folders = {path for path, entry in entries.items() if isinstance(entry, Folder)}
-    for path in entries:
-        parent = path.rpartition("/")[0]
-        while parent and parent not in folders:
-            folders.add(parent)
-            parent = parent.rpartition("/")[0]
-    # A folder listed by itself may have parents that nothing else names.
-    return folders | {
-        "/".join(path.split("/")[:depth]) for path in set(folders) for depth in range(1, path.count("/") + 1)
-    }
+    found: set[str] = set()
+    for path, entry in entries.items():
+        folder = path if isinstance(entry, Folder) else _parent(path)
+        while folder and folder not in found:
+            found.add(folder)
+            folder = _parent(folder)
+    return found
 
 
 def _prune(directory: Path, path: str, entries: Entries, folders: set[str]) -> None:
@@ -144,12 +171,12 @@ def _remove_tree(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _place(directory: Path, full: Path, entry: File | Link | Folder) -> None:
+def _place(directory: Path, full: str, entry: File | Link | Folder) -> None:
     if isinstance(entry, Folder):
         if stat.S_IMODE(os.lstat(full).st_mode) != entry.mode:
             os.chmod(full, entry.mode)
     elif isinstance(entry, Link):
-        if not (full.is_symlink() and os.readlink(full) == entry.text):
+        if not (os.path.islink(full) and os.readlink(full) == entry.text):
             _clear(full)
             os.symlink(entry.text, full)
     elif not _same(full, entry):
@@ -157,26 +184,39 @@ def _place(directory: Path, full: Path, entry: File | Link | Folder) -> None:
         _replace(directory, full, entry.text, entry.mode)
 
 
-def _clear(full: Path) -> None:
-    if full.is_dir() and not full.is_symlink():
-        _remove_tree(full)
-    elif full.is_symlink():
-        full.unlink()
+def _clear(full: str, gone: bool = False) -> None:
+    """Make room for another kind of entry; with `gone` for nothing at all."""
+    if os.path.islink(full):
+        os.unlink(full)
+    elif os.path.isdir(full):
+        _remove_tree(Path(full))
+    elif gone and os.path.exists(full):
+        os.unlink(full)
 
 
-def _same(full: Path, entry: File) -> bool:
+def _same(full: str, entry: File) -> bool:
     try:
         found = os.lstat(full)
         if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) != entry.mode:
             return False
-        return found.st_size == len(entry.text.encode()) and full.read_text() == entry.text
+        text = entry.text.encode()
+        if found.st_size != len(text):
+            return False
+        with open(full, "rb", buffering=0) as file:
+            return file.read() == text
     except (OSError, ValueError):
         return False
 
 
-def _replace(directory: Path, target: Path, text: str, mode: int) -> None:
-    beside = directory / OWN / f"new-{os.getpid()}"
-    with open(beside, "w") as file:
-        file.write(text)  # not synced: a killed process loses nothing, and a node lost with its host is made anew
-    os.chmod(beside, mode)
+def _replace(directory: Path, target: str | Path, text: str, mode: int) -> None:
+    beside = f"{directory}/{OWN}/new-{os.getpid()}"
+    # Not synced: a killed process loses nothing, and a node lost with its host is made anew.
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        left = memoryview(text.encode())
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
     os.replace(beside, target)

@@ -72,7 +72,7 @@ class NodeSysfs(Sysfs):
         super()._check(name)
         self.node.refresh()
         self._may_open(name, want=os.W_OK)
-        found = _BDF_FILE.search(self._real(name))
+        found = self._card_file(name)
         event = EVENTS.get(found.group(2)) if found else None
         if found is None or event is None:
             super().write(name, text)
@@ -104,7 +104,7 @@ class NodeSysfs(Sysfs):
             raise _failure(errno.EPERM, name)
 
     def _check_card(self, state: NodeState, name: str) -> None:
-        found = _BDF_FILE.search(self._real(name))
+        found = self._card_file(name)
         card = state.index(found.group(1)) if found else None
         if card is not None and (state.cards[card].in_reset or starting(state.cards[card], self.node.clock())):
             raise _failure(errno.EPERM, name)
@@ -139,8 +139,10 @@ class NodeSysfs(Sysfs):
             owner = next((p.uid for p in self.node.state.processes if p.pid == int(inside.group(1))), 0)
         return mode >> 6 & 7 if owner == self.uid else mode & 7
 
-    def _real(self, name: str) -> str:
-        return os.path.realpath(self.path(name))
+    def _card_file(self, name: str) -> re.Match[str] | None:
+        """The card's address and the file's name below it; links are followed where the path is not that plain."""
+        found = _BDF_FILE.search(name)
+        return found if found and found.group(2) in EVENTS else _BDF_FILE.search(os.path.realpath(self.path(name)))
 
 
 def _kfd_card(state: NodeState, node: int) -> int | None:

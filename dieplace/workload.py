@@ -26,7 +26,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Handoff:
-    """A value passed between workgroups: `packed` carries value and tag in one word, `release` polls a separate word."""
+    """A value passed between workgroups: `packed` has value and tag in one word, `release` polls a word of its own."""
 
     name: str
     kind: str  # "packed" or "release"

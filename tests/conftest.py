@@ -26,5 +26,6 @@ def memory_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=shared, prefix="dieplace-test-") as folder:
         yield Path(folder)
 
+
 # Tensors here are small; several threads each only get in one another's way on a busy machine. Read when torch loads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -37,5 +37,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_discover_stays_a_function_after_its_module_was_imported():
-    code = "import dieplace, dieplace.discover; from dieplace.discover import probes; assert callable(dieplace.discover)"
+    code = (
+        "import dieplace, dieplace.discover; from dieplace.discover import probes; assert callable(dieplace.discover)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""Decode attention of one sequence: online softmax over splits of a paged or contiguous cache, and the merge.
+"""Decode attention of one sequence: online softmax over splits of a paged or contiguous cache.
 
 A KV head has T x group queries (T rows of a verify round, the query heads of its group). A workgroup takes one KV head,
 one split and up to 64 of its queries; its waves divide the queries (at most four a wave, so that nothing spills) and,
@@ -17,6 +17,7 @@ from typing import Any
 from dieplace.codegen import flydsl_names as fn
 from dieplace.codegen.launch import Attrs, KernelOp, Launch, Operands
 from dieplace.kernels.flydsl.norm import head_supports
+from dieplace.kernels.flydsl.softmax import LOWEST, MINUS_INFINITY, absorb, exponential
 from dieplace.kernels.flydsl.tiles import (
     STREAM,
     WAVE,
@@ -38,11 +39,6 @@ from dieplace.kernels.flydsl.tiles import (
 )
 
 ITEM = 8
-LOG2E = 1.4426950408889634
-LN2 = 0.6931471805599453
-# Where a running maximum starts. Finite, so that no infinity is subtracted from another, and below every finite score.
-LOWEST = -3.4028234663852886e38
-MINUS_INFINITY = float("-inf")
 QUERIES_A_WAVE = 4
 MAX_WAVES = 8  # 512 threads leave 256 registers a lane
 KEY_STEPS = 2  # keys a lane group has in flight
@@ -137,33 +133,6 @@ def scores(query: list[Any], keys: list[Any], lanes: int) -> list[Any]:
             total = fx.fma(q, k, total)
         out.append(fn.coop.warp_sum(fold(total), width=lanes))
     return out
-
-
-def exponential(difference: Any) -> Any:
-    """e^difference of a difference that is not positive: one multiply and v_exp_f32."""
-    return fx.exp2(difference * LOG2E, fastmath="fast")
-
-
-def spread_scalar(value: Any) -> Any:
-    """A Float32 as both halves of a packed operand."""
-    return fx.Vector.from_elements([value, value], fx.Float32)
-
-
-def absorb(state: tuple[Any, Any, list[Any]], found: list[Any], values: list[Any]) -> tuple[Any, Any, list[Any]]:
-    """One step of the online softmax: (maximum, sum, packed output) after scores `found` with their value rows."""
-    top, total, out = state
-    peak = top
-    for s in found:
-        peak = fx.max(peak, s)
-    keep = exponential(top - peak)
-    shares = [exponential(s - peak) for s in found]
-    total = total * keep
-    for p in shares:
-        total = total + p
-    out = [o * spread_scalar(keep) for o in out]
-    for p, value in zip(shares, values, strict=True):
-        out = [fx.fma(v, spread_scalar(p), o) for v, o in zip(value, out, strict=True)]
-    return peak, total, out
 
 
 def across(value: Any, tile: AttentionTile, combine: Any) -> Any:
@@ -311,63 +280,6 @@ def build_attention_split(
     return attention_split
 
 
-@cache
-def build_attention_merge(head_dim: int, heads: int, *, sinks: str) -> Any:
-    """Launcher (partial, partial_lse, sinks, out, lse, splits, tokens); `sinks` is "", "bf16" or "fp32".
-
-    A sink enters the denominator here and nowhere else, once a head, and has no value. Nothing seen gives zeros.
-    """
-    threads = -(-head_dim // WAVE) * WAVE
-    kind = sinks
-
-    @flyc.kernel
-    def attention_merge_kernel(
-        partial: fx.Tensor, partial_lse: fx.Tensor, sinks: fx.Tensor, out: fx.Tensor, lse: fx.Tensor, splits: fx.Int32
-    ) -> None:
-        head, token, d = fx.block_idx.x, fx.block_idx.y, fx.thread_idx.x
-        row = token * heads + head
-        weights = pointer(partial_lse) + fx.Int64(row) * fx.Int64(splits)
-        sink = fx.Float32(MINUS_INFINITY)
-        if fx.const_expr(kind != ""):
-            sink = (pointer(sinks) + head).load().to(fx.Float32)
-        peak = sink
-        for s in range(splits):
-            peak = fx.max(peak, (weights + fx.Int32(s)).load())
-        peak = (peak == MINUS_INFINITY).select(fx.Float32(0.0), peak)
-        whole, value = exponential(sink - peak), fx.Float32(0.0)
-        for s in range(splits):
-            share = exponential((weights + fx.Int32(s)).load() - peak)
-            place = (fx.Int64(row) * fx.Int64(splits) + fx.Int64(fx.Int32(s))) * head_dim
-            whole = whole + share
-            value = (
-                value + (pointer(partial) + (place + fx.Int64((d < head_dim).select(d, fx.Int32(0))))).load() * share
-            )
-        empty = whole == 0.0
-        if d < head_dim:
-            result = empty.select(fx.Float32(0.0), value / whole)
-            (pointer(out) + (row * head_dim + d)).store(result.to(fx.BFloat16))
-        if d == 0:
-            total = peak + fx.log(whole, fastmath="fast")
-            (pointer(lse) + row).store(empty.select(fx.Float32(MINUS_INFINITY), total))
-
-    @flyc.jit
-    def attention_merge(
-        partial: fx.Tensor,
-        partial_lse: fx.Tensor,
-        sinks: fx.Tensor,
-        out: fx.Tensor,
-        lse: fx.Tensor,
-        splits: fx.Int32,
-        tokens: fx.Int32,
-        stream: fx.Stream = STREAM,
-    ) -> None:
-        attention_merge_kernel(partial, partial_lse, sinks, out, lse, splits).launch(
-            grid=(heads, tokens, 1), block=(threads, 1, 1), stream=stream
-        )
-
-    return attention_merge
-
-
 def _plan_split(operands: Operands, attrs: Attrs) -> list[Launch]:
     names = ("q", "k_cache", "v_cache", "page_table", "lengths", "partial", "partial_lse")
     q, cache_ = operands["q"], operands["k_cache"]
@@ -392,15 +304,4 @@ def _split_supports(operands: Operands, attrs: Attrs) -> str | None:
     return head_supports(operands, {"head_dim": operands["q"].shape[2]})
 
 
-def _plan_merge(operands: Operands, attrs: Attrs) -> list[Launch]:
-    partial, sinks = operands["partial"], operands["sinks"]
-    tokens, heads, splits, head_dim = partial.shape
-    kind = "" if sinks is None else "fp32" if str(sinks.dtype) == "torch.float32" else "bf16"
-    launcher = build_attention_merge(head_dim, heads, sinks=kind)
-    lse = operands["partial_lse"]
-    args = (partial, lse, lse if sinks is None else sinks, operands["out"], operands["lse"], splits, tokens)
-    return [Launch(launcher, args)]
-
-
 attention_split = KernelOp(_plan_split, _split_supports)
-attention_merge = KernelOp(_plan_merge)

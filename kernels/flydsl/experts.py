@@ -1,4 +1,4 @@
-"""Mixture-of-experts layers with MXFP4 weights: gate and up with clamped SwiGLU, down with the weighted sum.
+"""Experts with MXFP4 weights: who shares one, and gate and up with clamped SwiGLU (down: `expert_down.py`).
 
 A *slot* is one (token, choice) pair; there are tokens x k of them, at most 64, so that one wave holds all ids. The
 first slot that names an expert owns it: its workgroup (or wave) reads the expert's weights once for every slot that
@@ -15,7 +15,6 @@ from typing import Any
 
 from dieplace.codegen import flydsl_names as fn
 from dieplace.codegen.launch import Attrs, KernelOp, Launch, Operands
-from dieplace.kernels.flydsl.attention import LOG2E
 from dieplace.kernels.flydsl.gemv import as_bytes
 from dieplace.kernels.flydsl.rows import (
     BF16_ITEM,
@@ -31,6 +30,7 @@ from dieplace.kernels.flydsl.rows import (
     walk_rows,
     wave_first_row,
 )
+from dieplace.kernels.flydsl.softmax import clamped_swiglu
 from dieplace.kernels.flydsl.tiles import (
     STREAM,
     WAVE,
@@ -73,16 +73,20 @@ class Users:
 
 @flyc.jit
 def expert_users(ids: Any, slots: int, slot: Any, most: int, table: Any, wave: Any) -> Users:
-    """Who shares the expert of `slot`; the first `most` of them. A number past the last user repeats the last one.
+    """Who shares the expert of `slot`, at most `most`. A number past the last user repeats the last one.
 
-    `table` (waves, most) int32 in LDS: each wave writes and reads its own row.
+    Slots of one expert go in groups of `most`, owned by their first; a router names an expert at most once a token, so
+    that there is one group, but ids that repeat within a token are served too. `table` (waves, most) int32 in LDS: each
+    wave writes and reads its own row.
     """
     lane = lane_index()
     expert = uniform_load(pointer(ids) + slot)
     named = load_items(bounded(pointer(ids), slots * 4, 1), lane, fx.Int32, 1)[0]
-    left = fn.ballot((named == expert) & (lane < slots))
-    owner = fn.first_bit(left) == slot
-    count = fn.bit_count(left)
+    same = fn.ballot((named == expert) & (lane < slots))
+    before = same & ((fx.Int64(1) << fx.Int64(slot)) - 1)
+    owner = split(fn.bit_count(before), most)[1] == 0
+    left = same ^ before
+    count = fx.min(fn.bit_count(left), fx.Int32(most))
     found, last = [], slot
     for _ in range_constexpr(most):
         last = (left == 0).select(last, fn.first_bit(left))
@@ -94,7 +98,7 @@ def expert_users(ids: Any, slots: int, slot: Any, most: int, table: Any, wave: A
 
 
 def user_sizes(tokens: int) -> list[tuple[int, int]]:
-    """(least, most) users for each compiled size: a token names an expert once, so there are at most `tokens`."""
+    """(least, most) users for each compiled size, up to `tokens`."""
     sizes, least = [], 1
     for most in (1, 2, 8):
         if least <= tokens:
@@ -109,18 +113,6 @@ def expert_runs(tile: RowTile, blocks: Any, scales: Any, expert: Any, rows: int,
     weights = row_run(tile, pointer(blocks, fx.Int32) + before * 4, first_row, fx.Int32(rows), 16, 4)
     bytes_ = row_run(tile, pointer(scales, fx.Uint8) + before, first_row, fx.Int32(rows), 1, 1)
     return RowRuns(weights, bytes_, x, *lane_place(tile))
-
-
-def sigmoid(x: Any) -> Any:
-    """1 / (1 + e^-x) with v_exp_f32 and an exact division."""
-    return fx.Float32(1.0) / (fx.exp2(x * (-LOG2E), fastmath="fast") + 1.0)
-
-
-def clamped_swiglu(gate: Any, up: Any, alpha: float, limit: float) -> Any:
-    """(up + 1) * gate * sigmoid(alpha * gate); gate is clamped from above only, up from both sides (GPT-OSS)."""
-    gate = fx.min(gate, fx.Float32(limit))
-    up = fx.max(fx.min(up, fx.Float32(limit)), fx.Float32(-limit))
-    return (up + 1.0) * gate * sigmoid(gate * alpha)
 
 
 def up_of_gate(tile: RowTile, value: Any) -> Any:
@@ -198,109 +190,6 @@ def build_expert_gate_up(
     return expert_gate_up
 
 
-@flyc.jit
-def add_weighted(
-    tile: RowTile,
-    users: Users,
-    sums: list[Any],
-    first_row: Any,
-    rows: int,
-    with_bias: bool,
-    bias: Any,
-    weights: Any,
-    chosen: int,
-    accumulators: Any,
-    wave: Any,
-) -> None:
-    """Add weight * (sum + bias) to this wave's accumulator of each user's token; a wave's lanes never share one."""
-    for total, row, user, valid in finished_rows(tile, sums, first_row, fx.Int32(rows)):
-        slot = users.slot(user)
-        if valid & (user < users.count):
-            value = total
-            if fx.const_expr(with_bias):
-                value = value + (pointer(bias) + (fx.Int64(users.expert) * rows + fx.Int64(row))).load().to(fx.Float32)
-            token, local = split(slot, chosen)[0], row - first_row
-            weight = (pointer(weights) + slot).load()
-            accumulators[wave, token, local] = accumulators[wave, token, local] + weight * value
-
-
-@cache
-def build_expert_down(
-    inner: int, hidden: int, tokens: int, chosen: int, *, bias: bool, fp32: bool, rows: int = 4, waves: int = 4
-) -> Any:
-    """Launcher (x, ids, weights, blocks, scales, bias, out): a workgroup takes a few rows, its waves divide the slots.
-
-    x (tokens, chosen, inner) bf16, ids, weights (tokens, chosen), blocks (experts, hidden, inner/32, 16), scales
-    (experts, hidden, inner/32) uint8, bias (experts, hidden) bf16, out (tokens, hidden) fp32 or bf16. The sum over the
-    choices is fp32 in a fixed order (waves, then slots), rounded once.
-    """
-    slots = tokens * chosen
-    waves = min(waves, slots)
-    items = inner // FP4_BLOCK
-    sizes = [(least, RowTile(items, most, items, rows, 1)) for least, most in user_sizes(tokens)]
-    wave_rows = sizes[0][1].wave_rows
-    dtype = fx.Float32 if fp32 else fx.BFloat16
-    with_bias = bias
-
-    @flyc.kernel
-    def expert_down_kernel(
-        x: fx.Tensor,
-        ids: fx.Tensor,
-        weights: fx.Tensor,
-        blocks: fx.Tensor,
-        scales: fx.Tensor,
-        bias: fx.Tensor,
-        out: fx.Tensor,
-    ) -> None:
-        wave = wave_index()
-        first_row = fx.block_idx.x * wave_rows
-        lds = fx.SharedAllocator()
-        accumulators = shared(lds, fx.Float32, waves, tokens, wave_rows)
-        table = shared(lds, fx.Int32, waves, tokens)
-        for t in range_constexpr(tokens):
-            if lane_index() < wave_rows:
-                accumulators[wave, t, lane_index()] = fx.Float32(0.0)
-        for step in range(-(-slots // waves), unroll=1):  # type: ignore[call-overload]
-            slot = fx.Int32(step) * waves + wave
-            here = (slot < slots).select(slot, fx.Int32(0))
-            users = expert_users(ids, slots, here, tokens, table, wave)
-            for least, tile in sizes:
-                if users.owner & (slot < slots) & (users.count >= least) & (users.count <= tile.tokens):
-                    x_run = activation_run(
-                        x, slots * inner, [s * (inner // BF16_ITEM) for s in users.slots[: tile.tokens]]
-                    )
-                    runs = expert_runs(tile, blocks, scales, users.expert, hidden, first_row, x_run)
-                    sums = walk_rows(tile, runs, [fx.Float32(0.0) for _ in range(tile.tokens * rows)], dot_mxfp4)
-                    add_weighted(
-                        tile, users, sums, first_row, hidden, with_bias, bias, weights, chosen, accumulators, wave
-                    )
-        fx.gpu.barrier()
-        for step in range_constexpr(-(-tokens * wave_rows // (waves * WAVE))):
-            token, local = split(fx.thread_idx.x + step * (waves * WAVE), wave_rows)
-            if (token < tokens) & (first_row + local < hidden):
-                total = accumulators[0, token, local]
-                for w in range_constexpr(1, waves):
-                    total = total + accumulators[w, token, local]
-                (pointer(out) + (token * hidden + first_row + local)).store(total.to(dtype))
-
-    @flyc.jit
-    def expert_down(
-        x: fx.Tensor,
-        ids: fx.Tensor,
-        weights: fx.Tensor,
-        blocks: fx.Tensor,
-        scales: fx.Tensor,
-        bias: fx.Tensor,
-        out: fx.Tensor,
-        stream: fx.Stream = STREAM,
-    ) -> None:
-        expert_down_kernel(x, ids, weights, blocks, scales, bias, out).launch(
-            grid=(-(-hidden // wave_rows), 1, 1), block=(waves * WAVE, 1, 1), stream=stream
-        )
-
-    return expert_down
-
-
 def _plan_gate_up(operands: Operands, attrs: Attrs) -> list[Launch]:
     x, ids, out = operands["x"], operands["ids"], operands["out"]
     launcher = build_expert_gate_up(
@@ -310,19 +199,10 @@ def _plan_gate_up(operands: Operands, attrs: Attrs) -> list[Launch]:
     return [Launch(launcher, args)]
 
 
-def _plan_down(operands: Operands, attrs: Attrs) -> list[Launch]:
-    x, ids, bias, out = operands["x"], operands["ids"], operands["bias"], operands["out"]
-    fp32 = str(out.dtype) == "torch.float32"
-    launcher = build_expert_down(x.shape[2], out.shape[1], *ids.shape, bias=bias is not None, fp32=fp32)
-    matrix = (operands["blocks"], as_bytes(operands["scales"]))
-    args = (x, ids, operands["weights"], *matrix, x if bias is None else bias, out)
-    return [Launch(launcher, args)]
-
-
-def _supports(operands: Operands, attrs: Attrs) -> str | None:
+def slots_support(operands: Operands, attrs: Attrs) -> str | None:
+    """Why the ids do not fit one wave, or None."""
     slots = operands["ids"].numel()
     return None if slots <= MAX_SLOTS else f"{slots} chosen experts do not fit the {MAX_SLOTS} lanes of a wave"
 
 
-expert_gate_up = KernelOp(_plan_gate_up, _supports)
-expert_down = KernelOp(_plan_down, _supports)
+expert_gate_up = KernelOp(_plan_gate_up, slots_support)

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 from dieplace.codegen.launch import Attrs, KernelOp, Launch, Operands
-from dieplace.kernels.flydsl.experts import sigmoid
 from dieplace.kernels.flydsl.gemv import as_bytes, token_run
 from dieplace.kernels.flydsl.rows import (
     BF16_ITEM,
@@ -21,6 +20,7 @@ from dieplace.kernels.flydsl.rows import (
     walk_rows,
     wave_first_row,
 )
+from dieplace.kernels.flydsl.softmax import sigmoid
 from dieplace.kernels.flydsl.tiles import STREAM, flyc, fold, fx, pointer, zero_pairs
 
 ROWS = 4

@@ -7,7 +7,7 @@ from typing import Any
 
 from dieplace.codegen import flydsl_names as fn
 from dieplace.codegen.launch import Attrs, KernelOp, Launch, Operands
-from dieplace.kernels.flydsl.attention import LOG2E, MINUS_INFINITY
+from dieplace.kernels.flydsl.softmax import MINUS_INFINITY, exponential
 from dieplace.kernels.flydsl.tiles import (
     STREAM,
     WAVE,
@@ -78,7 +78,7 @@ def build_router_topk(tokens: int, experts: int, chosen: int) -> Any:
             number = (lane == rank).select(winner, number)
         # Equal values have difference 0 even where both are infinite.
         below = (mine == top).select(fx.Float32(0.0), mine - top)
-        share = (lane < chosen).select(fx.exp2(below * LOG2E, fastmath="fast"), fx.Float32(0.0))
+        share = (lane < chosen).select(exponential(below), fx.Float32(0.0))
         weight = share / fn.coop.warp_sum(share)
         if lane < chosen:
             (pointer(ids) + (token * chosen + lane)).store(number)

@@ -79,9 +79,10 @@ def test_gate_and_up_are_interleaved_and_clamped(rows: tuple[int, ...], values: 
 
 
 SHARED = torch.tensor([[2, 5], [5, 2], [2, 0], [2, 5], [1, 2], [3, 2], [5, 4], [2, 3]], dtype=I32)
-EXPERT_CASES = [  # ids, hidden, inner
+EXPERT_CASES = [  # ids, hidden, inner; in the second an expert is named twice by one token, which no router does
+    (SHARED[:3], 96, 32), (torch.tensor([[2, 2, 2, 0], [2, 2, 1, 2]], dtype=I32), 64, 32),
     (torch.tensor([[3, 0, 5, 1]], dtype=I32), 96, 64), (torch.tensor([[1, 0, 2, 3]], dtype=I32), 2880, 32),
-    (SHARED, 64, 48), (SHARED[:2], 128, 33 * 2), (SHARED[:3], 96, 32), (SHARED[:5], 1440, 16),
+    (SHARED, 64, 48), (SHARED[:2], 128, 33 * 2), (SHARED[:5], 1440, 16),
     (torch.tensor([[0]] * 8, dtype=I32), 64, 32), (torch.tensor([[6], [1], [6], [2]], dtype=I32), 160, 40),
 ]  # fmt: skip
 

@@ -93,8 +93,8 @@ def linear_samples() -> Iterator[Sample]:
         {"x": zeros(1, 5120), "gate": zeros(64, 5120), "up": zeros(64, 5120), "out": zeros(1, 64)},
         {},
     )
-    gate, gate_scales = mxfp4((64,), 5120)
-    operands = {"gate_blocks": gate, "gate_scales": gate_scales, "up_blocks": gate, "up_scales": gate_scales}
+    (gate, gate_scales), (up, up_scales) = mxfp4((64,), 5120), mxfp4((64,), 5120)
+    operands = {"gate_blocks": gate, "gate_scales": gate_scales, "up_blocks": up, "up_scales": up_scales}
     yield Sample("mlp_gate_up_mxfp4", "1 x 5120", {"x": zeros(1, 5120), **operands, "out": zeros(1, 64)}, {})
     yield Sample(
         "head_argmax",

@@ -17,7 +17,7 @@ from dieplace.codegen import flydsl_names as fn
 from dieplace.codegen.cache_bits import TABLE
 from dieplace.codegen.flydsl import Compiled, compile_launcher
 from dieplace.codegen.flydsl_names import STREAM, flyc, fx
-from dieplace.emulator.execution import run
+from dieplace.emulator.execution import Session, run
 from dieplace.kernels import registry
 from dieplace.kernels.flydsl import OPS
 from dieplace.kernels.flydsl.table import Sample, measure, page, samples
@@ -122,6 +122,36 @@ def test_instructions_per_weight_byte(op: str, what: str, most: float) -> None:
     sample: Sample = next(s for s in SAMPLES if (s.op, s.what) == (op, what))
     per_byte = measure(sample)[0].per_byte
     assert per_byte is not None and 0 < per_byte <= most
+
+
+MATRICES = ("weight", "blocks", "scales", "gate", "up", "gate_blocks", "gate_scales", "up_blocks", "up_scales")
+
+
+@pytest.mark.parametrize(
+    ("op", "what"),
+    [
+        ("gemv_bf16", "1 x 2880"),
+        ("gemv_bf16", "8 x 2880"),
+        ("gemv_mxfp4", "1 x 2880"),
+        ("gemv_mxfp4", "8 x 2880"),
+        ("gemv_mxfp4_mxfp8", "8 x 2880"),
+        ("mlp_gate_up", "1 x 5120"),
+        ("mlp_gate_up_mxfp4", "1 x 5120"),
+        ("head_argmax", "1 x 2880"),
+    ],
+)
+def test_every_weight_byte_is_asked_for_once(op: str, what: str) -> None:
+    """Distinct bytes are the whole matrix, and no byte is requested a second time, whatever the number of tokens."""
+    sample: Sample = next(s for s in SAMPLES if (s.op, s.what) == (op, what))
+    with Session() as session:
+        registry.run(op, sample.operands, sample.attrs, backend="flydsl", strict=True)
+    traffic = session.records[0].kernels[0].traffic
+    assert traffic is not None
+    for name in MATRICES:
+        tensor = sample.operands.get(name)
+        if tensor is not None and name in {b.name for b in traffic.buffers}:
+            read = traffic.buffer(name).read
+            assert (read.distinct, read.requested) == (tensor.numel() * tensor.element_size(),) * 2, name
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import click
 import pytest
@@ -25,6 +26,7 @@ CODES = {
     "Declined": 7, "BackendError": 3, "DieplaceError": 70,
     "LaunchFailed": 125, "CannotRun": 126, "NotFound": 127,  # `exec`, before its program starts
 }  # fmt: skip
+RUN = Path(__file__).resolve().parents[2] / "experiments/results/emulated-mi355x/weight-swap/dpx-nps2.json"
 DIEPLACE = [sys.executable, "-m", "dieplace.cli"]
 
 
@@ -249,6 +251,7 @@ def test_a_reader_that_stops_is_quiet(tmp_path):
         ("list --json", "head -c 10"),
         ("list", "head -n 1"),
         ("topo --json", "head -c 10"),
+        (f"bench show {RUN} --json", "head -c 10"),
         ("--help", "true"),
     ):
         script = f"{base} {words} | {reader} >/dev/null; echo ${{PIPESTATUS[0]}}"

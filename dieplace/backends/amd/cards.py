@@ -39,9 +39,16 @@ class Package:
 
 
 @dataclass
-class _Facts:
-    """What one card's files said; `whys` says why a field is None."""
+class _Reading:
+    """One card while it is read: where it is, what KFD has of it, and why a field stays None."""
 
+    sysfs: Sysfs
+    name: str
+    key: Key
+    base: str | None
+    nodes: Sequence[KfdNode]
+    part: Part | None = None
+    device_id: int | None = None
     whys: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -98,106 +105,114 @@ def drm_cards(sysfs: Sysfs) -> dict[Key, str]:
 
 def _switchable(sysfs: Sysfs, base: str) -> bool:
     """A card without KFD nodes is shown when it has partition files or is a part we know."""
-    return sysfs.exists(f"{base}/current_compute_partition") or part_of_pci(_hex(sysfs, base, "device")) is not None
+    known = part_of_pci(_hex(_Reading(sysfs, "", (0, 0, 0), base, ()), "device"))
+    return known is not None or sysfs.exists(f"{base}/current_compute_partition")
 
 
 def _package(
     sysfs: Sysfs, name: str, key: Key, base: str | None, nodes: list[KfdNode]
 ) -> tuple[Package, tuple[str, ...]]:
-    facts = _Facts()
-    nodes = sorted(nodes, key=lambda node: node.key[3])
-    device_id = nodes[0].properties.get("device_id") if nodes else None
-    device_id = device_id if device_id else _hex(sysfs, base, "device")
-    part = part_of_pci(device_id)
-    if part is None:
-        shown = "unknown" if device_id is None else f"0x{device_id:04x}"
-        facts.whys["part"] = f"PCI device id {shown} is not a part that dieplace knows"
-    elif device_id == part.vf_pci_id:
-        facts.notes.append(f"{name} is a virtual function: a guest is told the mode that its host chose to tell")
-    mode = _mode(sysfs, base, facts, part, nodes)
-    xccs = _total(nodes, "num_xcc")
-    partitions = None
-    if mode is not None:
-        partitions = partitions_of(mode.compute, part.xccs if part else xccs or 0) or None
-    elif part is not None and nodes and nodes[0].properties.get("num_xcc"):
-        partitions = max(1, part.xccs // nodes[0].properties["num_xcc"])
-    elif len(nodes) == 1 and part is None and base is not None:
-        partitions = 1
+    reading = _Reading(sysfs, name, key, base, sorted(nodes, key=lambda node: node.key[3]))
+    _recognise(reading)
+    mode = _mode(reading)
+    partitions = _partitions(reading, mode)
     if partitions and len(nodes) != partitions:
-        facts.notes.append(_incomplete(name, mode, len(nodes), partitions))
-    card = _card(sysfs, name, key, base, nodes, part, mode, partitions, device_id, facts)
-    return Package(key, card, base, tuple(nodes), part, partitions), tuple(facts.notes)
+        reading.notes.append(_incomplete(name, mode, len(nodes), partitions))
+    card = _card(reading, mode, whole=partitions is not None and len(nodes) == partitions)
+    return Package(key, card, base, tuple(reading.nodes), reading.part, partitions), tuple(reading.notes)
 
 
-def _card(
-    sysfs: Sysfs,
-    name: str,
-    key: Key,
-    base: str | None,
-    nodes: Sequence[KfdNode],
-    part: Part | None,
-    mode: Mode | None,
-    partitions: int | None,
-    device_id: int | None,
-    facts: _Facts,
-) -> Card:
-    whys = facts.whys
-    whole = partitions is not None and len(nodes) == partitions
-    xccs = part.xccs if part else (_total(nodes, "num_xcc") if whole else None)
-    cus = _cus(nodes) if whole else None
-    if cus is None:
-        cus = part.cus if part else None
-    hbm = _decimal(sysfs, base, "mem_info_vram_total")
-    if hbm is None and whole and all(node.memory_bytes for node in nodes):
-        hbm = sum(node.memory_bytes or 0 for node in nodes)
-    for field_name, value in (("xccs", xccs), ("cus", cus), ("hbm_bytes", hbm)):
-        if value is None:
-            known = part.whys.get({"cus": "cus_per_xcc"}.get(field_name, field_name)) if part else None
-            whys.setdefault(field_name, known or "its KFD nodes are incomplete and no file names it")
-    if part is not None:
-        whys.update({k: part.whys.get(k, "not read") for k in ("dies", "stacks_per_die") if getattr(part, k) is None})
-    else:
-        whys["dies"] = whys["stacks_per_die"] = "the part is not known"
-    unique_id = _unique_id(sysfs, base, nodes, whys)
+def _recognise(reading: _Reading) -> None:
+    """Part and PCI device id; a part is known by its id alone, never by a CU count (aiter issue 2325)."""
+    stated = reading.nodes[0].properties.get("device_id") if reading.nodes else None
+    reading.device_id = stated or _hex(reading, "device")
+    reading.part = part_of_pci(reading.device_id)
+    if reading.part is None:
+        shown = "unknown" if reading.device_id is None else f"0x{reading.device_id:04x}"
+        reading.whys["part"] = f"PCI device id {shown} is not a part that dieplace knows"
+        reading.whys["dies"] = reading.whys["stacks_per_die"] = "the part is not known"
+        return
+    if reading.device_id == reading.part.vf_pci_id:
+        told = f"{reading.name} is a virtual function: a guest is told the mode that its host chose to tell"
+        reading.notes.append(told)
+    for key in ("dies", "stacks_per_die"):
+        if getattr(reading.part, key) is None:
+            reading.whys[key] = reading.part.whys.get(key, "not read")
+
+
+def _partitions(reading: _Reading, mode: Mode | None) -> int | None:
+    """How many logical devices the card makes: from its mode, else from the XCDs of one of them."""
+    part, nodes = reading.part, reading.nodes
+    if mode is not None:
+        return partitions_of(mode.compute, part.xccs if part else _total(nodes, "num_xcc") or 0) or None
+    if part is not None and nodes and nodes[0].properties.get("num_xcc"):
+        return max(1, part.xccs // nodes[0].properties["num_xcc"])
+    return 1 if part is None and len(nodes) == 1 and reading.base is not None else None
+
+
+def _card(reading: _Reading, mode: Mode | None, *, whole: bool) -> Card:
+    """The card's data; `whole` says that KFD shows all of it, so that sums over its nodes are its own."""
+    part, nodes, whys = reading.part, reading.nodes, reading.whys
+    sizes = _sizes(reading, whole)
+    unique_id = _unique_id(reading)
     hive = nodes[0].properties.get("hive_id") if nodes else None
     return Card(
-        id=name,
-        bdf=bdf_of(key),
+        id=reading.name,
+        bdf=bdf_of(reading.key),
         part=part.name if part else None,
-        device_id=device_id,
-        xccs=xccs,
-        cus=cus,
-        hbm_bytes=hbm,
+        device_id=reading.device_id,
+        xccs=sizes["xccs"],
+        cus=sizes["cus"],
+        hbm_bytes=sizes["hbm_bytes"],
         mode=mode,
         dies=part.dies if part else None,
         stacks_per_die=part.stacks_per_die if part else None,
         unique_id=unique_id,
         uuid=f"GPU-{unique_id}" if unique_id else None,
-        numa_node=_numa_node(sysfs, base, whys),
+        numa_node=_numa_node(reading),
         hive=f"0x{hive:016x}" if hive else None,
         gfx=_gfx(nodes, part),
         whys=whys,
     )
 
 
-def _mode(sysfs: Sysfs, base: str | None, facts: _Facts, part: Part | None, nodes: Sequence[KfdNode]) -> Mode | None:
+def _sizes(reading: _Reading, whole: bool) -> dict[str, int | None]:
+    """XCDs, CUs and bytes of the card, each from the part, its own files, or the sum over all of its nodes."""
+    part, nodes = reading.part, reading.nodes
+    cus = _cus(nodes) if whole else None
+    hbm = _decimal(reading, "mem_info_vram_total")
+    if hbm is None and whole and all(node.memory_bytes for node in nodes):
+        hbm = sum(node.memory_bytes or 0 for node in nodes)
+    sizes = {
+        "xccs": part.xccs if part else (_total(nodes, "num_xcc") if whole else None),
+        "cus": cus if cus is not None or part is None else part.cus,
+        "hbm_bytes": hbm,
+    }
+    for key, value in sizes.items():
+        if value is None:
+            known = part.whys.get("cus_per_xcc" if key == "cus" else key) if part else None
+            reading.whys.setdefault(key, known or "its KFD nodes are incomplete and no file names it")
+    return sizes
+
+
+def _mode(reading: _Reading) -> Mode | None:
     """The card's mode as the driver states it; None with a why, never a default (ROCm issue 4688)."""
+    guess = _looks_like(reading.part, reading.nodes)
+    if reading.base is None:
+        reading.whys["mode"] = "this tree has no PCI files for the card" + guess
+        return None
     words: list[str] = []
-    for kind in ("compute", "memory"):
-        name = f"current_{kind}_partition"
-        if base is None:
-            facts.whys["mode"] = "this tree has no PCI files for the card" + _looks_like(part, nodes)
-            return None
+    for name in ("current_compute_partition", "current_memory_partition"):
         try:
-            words.append(sysfs.read(f"{base}/{name}").strip())
+            words.append(reading.sysfs.read(f"{reading.base}/{name}").strip())
         except OSError as error:
             reset = ": the card is in reset, or hidden" if error.errno == errno.EPERM else ""
-            facts.whys["mode"] = f"{name} cannot be read ({errno_name(error.errno)}{reset})" + _looks_like(part, nodes)
+            reading.whys["mode"] = f"{name} cannot be read ({errno_name(error.errno)}{reset})" + guess
             return None
     try:
         return Mode.parse("/".join(words))
     except UsageError:
-        facts.whys["mode"] = f"the driver answers {' and '.join(word[:24] or 'nothing' for word in words)}"
+        reading.whys["mode"] = f"the driver answers {' and '.join(word[:24] or 'nothing' for word in words)}"
         return None
 
 
@@ -219,23 +234,24 @@ def _incomplete(name: str, mode: Mode | None, found: int, expected: int) -> str:
     )
 
 
-def _unique_id(sysfs: Sysfs, base: str | None, nodes: Sequence[KfdNode], whys: dict[str, str]) -> str | None:
+def _unique_id(reading: _Reading) -> str | None:
     """The package's id: its own file, else KFD's where that is the package's (equal on all partitions, or SPX)."""
-    text = (sysfs.read_or_none(f"{base}/unique_id") or "").strip().lower() if base else ""
+    text = _text(reading, "unique_id").lower()
     if re.fullmatch(r"[0-9a-f]{1,16}", text):
         return text.zfill(16)
-    ids = {node.properties.get("unique_id", 0) for node in nodes}
+    ids = {node.properties.get("unique_id", 0) for node in reading.nodes}
     if len(ids) == 1 and (value := ids.pop()):
         return f"{value:016x}"
-    whys["unique_id"] = "the card has no unique_id file, and KFD's ids are missing or differ between its partitions"
+    reading.whys["unique_id"] = "no unique_id file, and KFD's ids are missing or differ between the partitions"
     return None
 
 
-def _numa_node(sysfs: Sysfs, base: str | None, whys: dict[str, str]) -> int | None:
-    text = (sysfs.read_or_none(f"{base}/numa_node") or "").strip() if base else ""
+def _numa_node(reading: _Reading) -> int | None:
+    text = _text(reading, "numa_node")
     if text.isascii() and text.isdigit() and len(text) < 6:
         return int(text)
-    whys["numa_node"] = "the driver says -1: no CPU node is near" if text == "-1" else "no readable numa_node file"
+    no_node = "the driver says -1: no CPU node is near"
+    reading.whys["numa_node"] = no_node if text == "-1" else "no readable numa_node file"
     return None
 
 
@@ -262,11 +278,17 @@ def _total(nodes: Sequence[KfdNode], key: str) -> int | None:
     return sum(values) if values and all(values) else None
 
 
-def _hex(sysfs: Sysfs, base: str | None, name: str) -> int | None:
-    text = (sysfs.read_or_none(f"{base}/{name}") or "").strip() if base else ""
+def _text(reading: _Reading, name: str) -> str:
+    if reading.base is None:
+        return ""
+    return (reading.sysfs.read_or_none(f"{reading.base}/{name}") or "").strip()
+
+
+def _hex(reading: _Reading, name: str) -> int | None:
+    text = _text(reading, name)
     return int(text, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", text) else None
 
 
-def _decimal(sysfs: Sysfs, base: str | None, name: str) -> int | None:
-    text = (sysfs.read_or_none(f"{base}/{name}") or "").strip() if base else ""
+def _decimal(reading: _Reading, name: str) -> int | None:
+    text = _text(reading, name)
     return int(text) if re.fullmatch(r"[0-9]{1,19}", text) and int(text) > 0 else None

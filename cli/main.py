@@ -9,6 +9,7 @@ click's own `main` is not used: left alone it exits 1 for a closed pipe, a decli
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import sys
@@ -35,6 +36,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "env": ("dieplace.cli.env:env", "Print or record what discovery sees, for a bug report."),
     "completion": ("dieplace.cli.completion:completion", "Print the shell completion script."),
 }
+# A path that a user gave and that the file system refuses, wherever a command meets it first.
+PATH_TROUBLE = {errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EROFS}
 COMPLETE_VARIABLE = "_DIEPLACE_COMPLETE"
 
 
@@ -190,6 +193,11 @@ def _run(root: click.Group, words: list[str]) -> int:
         return render.failure(error, as_json=as_json, ctx=ctx)
     except BrokenPipeError:
         raise
+    except OSError as error:
+        if error.errno not in PATH_TROUBLE or error.filename is None:
+            return render.bug(error, as_json=as_json, ctx=ctx)
+        told = UsageError(f"cannot use {str(error.filename)[:80]!r}: {error.strerror}", hint="check the path")
+        return render.failure(told, as_json=as_json, ctx=ctx)
     except Exception as error:
         return render.bug(error, as_json=as_json, ctx=ctx)
 

@@ -49,7 +49,8 @@ def _alternate(command: Sequence[str], environ: Mapping[str, str], pairs: int) -
     for _ in range(2):  # file caches
         _seconds(YARDSTICK, environ)
         _seconds(command, environ)
-    ours, theirs = [], []
+    ours: list[float] = []
+    theirs: list[float] = []
     for index in range(pairs):
         order = (YARDSTICK, command) if index % 2 else (command, YARDSTICK)
         for words in order:

@@ -7,6 +7,7 @@ with run_with(runner): ...   hands each launch to `runner` instead (the emulator
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -51,12 +52,28 @@ def run_bound(launch: Launch, stream: Any = None) -> None:
     """Launch through a compiled handle that is kept for these dtypes and shapes, so that nothing is traced twice."""
     from dieplace.codegen.flydsl import CompileOptions, bind
 
-    key = (launch.launcher, tuple(_signature(a) for a in launch.args), tuple(sorted(launch.hints.items())))
+    key = (launch.launcher, tuple(_signature(a) for a in launch.args), tuple(sorted(launch.hints.items())), _helpers())
     handle = _handles.get(key)
     if handle is None:
         options = CompileOptions(hints=dict(launch.hints))
         handle = _handles[key] = bind(launch.launcher, *launch.args, options=options)
     handle(*launch.args, *([] if stream is None else [stream]))
+
+
+def _helpers() -> int:
+    """Changes when a function that kernels are traced from is replaced: a handle would go on running the old code.
+
+    FlyDSL issue 453 is the same fault in its own cache. Kernels look their helpers up as module attributes.
+    """
+    global _sources
+    if _sources[0] != len(sys.modules):
+        found = [module for name, module in sys.modules.items() if name.startswith(_TRACED) and module]
+        _sources = (len(sys.modules), [vars(module) for module in found])
+    return hash(tuple(id(value) for names in _sources[1] for value in names.values()))
+
+
+_TRACED = ("dieplace.kernels.flydsl", "dieplace.probes", "dieplace.codegen.flydsl_names")
+_sources: tuple[int, list[dict[str, Any]]] = (0, [])
 
 
 def _signature(argument: Any) -> Any:

@@ -250,6 +250,20 @@ measured on a device.
 """
 
 FOOTER = """
+## How they read
+
+- A wave owns four row steps; each row goes to 64, 32 or 16 lanes, whichever leaves few of them idle (2880 MXFP4 weights
+  are 90 items of 16 bytes: 32 lanes). One buffer descriptor covers the wave's rows and ends with the matrix, so that
+  what lies behind a row or the last row reads as zero, without branches. A matrix may be larger than 4 GiB.
+- MXFP4 is converted with scale 1 and a block's sum multiplied by its scale in fp32: scale byte 0 is 2^-127, 255 is NaN.
+  The matrix form (`gemv_mxfp4_mxfp8`) is kept beside it; which is faster on the chip is not known, the caller chooses.
+- Experts: the first (token, choice) that names an expert reads it for all that do; no weight byte is asked for twice.
+- Attention cuts the keys that any row sees into `splits` equal runs, the last may be empty; sinks join in the merge.
+- Hand-offs are 64-bit words of value and tag, flags are released and acquired; both are polled at most `spin_limit`
+  times, and belong in the memory of the die that polls.
+
+## Budgets and cache bits
+
 Budgets, checked by tests: MXFP4 GEMV at most 0.14 instructions per weight byte at K = 2048, bf16 GEMV at most 0.042 at
 K = 2560 (what the first trial kernels needed); at most 256 registers everywhere, so that two waves share a SIMD, and at
 most 128 for one token of GEMV, expert, norm and hand-off kernels, so that four do; no spills, no scratch, no `flat_`.

@@ -8,6 +8,7 @@ from kernel_runs import BF16, F32, U8, mostly_slow, mxfp4_values, random_mxfp4, 
 from torch import Tensor
 
 from dieplace.emulator.execution import Session
+from dieplace.kernels.flydsl import rows
 from dieplace.kernels.flydsl.gemv import build_gemv_bf16, build_gemv_mxfp4
 from dieplace.kernels.flydsl.rows import RowTile
 
@@ -86,6 +87,19 @@ def test_neighbours_share_a_byte() -> None:
 def test_scale_bytes(nibbles: int, byte: int, x: float, expected: float) -> None:
     """TransformerEngine pull request 3262: a byte shifted into the exponent makes 0 of byte 0."""
     assert gemv(*one_row([nibbles] * 16, byte), torch.full((32,), x)) == expected
+
+
+@pytest.mark.parametrize(
+    ("nibbles", "byte", "x_byte", "expected"),
+    [(0x77, 0, 227, 32 * 6 * 2.0**-27), (0x11, 254, 27, 2147483648.0), (0x11, 127, 127, 16.0)],
+)
+def test_scale_bytes_of_the_matrix_form(nibbles: int, byte: int, x_byte: int, expected: float) -> None:
+    """The same products, the activation being 1 (e4m3 code 0x38) with a scale of its own."""
+    blocks, scales = one_row([nibbles] * 16, byte)
+    x, out = torch.full((1, 32), 0x38, dtype=U8).view(torch.float8_e4m3fn), torch.zeros(1, 1, dtype=F32)
+    x_scales = torch.full((1, 1), x_byte, dtype=U8)
+    run_op("gemv_mxfp4_mxfp8", {"x": x, "x_scales": x_scales, "blocks": blocks, "scales": scales, "out": out})
+    assert out.item() == expected
 
 
 @pytest.mark.parametrize("op", ["gemv_mxfp4", "gemv_mxfp4_mxfp8"])
@@ -178,6 +192,17 @@ def test_quantising_to_mxfp8_saturates_and_rounds_to_even() -> None:
     run_op("quantize_mxfp8", {"x": x, "out": out, "scales": scales})
     assert out[0, :6].to(F32).tolist() == [448.0, -448.0, 1.0, 1.25, 0.0, 2.0**-8]
     assert scales.tolist() == [[127, 255, 0]]
+
+
+def test_a_replaced_helper_is_seen_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlyDSL issue 453: a helper changed in the same process, and the old code went on running."""
+    blocks, scales = one_row([0x11] * 16, 127)
+    assert gemv(blocks, scales, torch.ones(32)) == 16.0
+    plain = rows.e8m0_scale
+    monkeypatch.setattr(rows, "e8m0_scale", lambda byte: plain(byte) * 2.0)
+    assert gemv(blocks, scales, torch.ones(32)) == 32.0
+    monkeypatch.undo()
+    assert gemv(blocks, scales, torch.ones(32)) == 16.0
 
 
 def test_lanes_follow_the_row_length() -> None:

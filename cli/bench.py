@@ -59,7 +59,13 @@ def list_experiments(ctx: click.Context) -> None:
 @click.option("--model", default="gpt-oss-120b", show_default=True, help="Model shape.")
 @click.option("--precision", default="mxfp4", show_default=True, help="Of the dense parts: released, fp8 or mxfp4.")
 @click.option("--context", default=1024, show_default=True, type=click.IntRange(1), help="Tokens of context.")
-@click.option("--shards", default=2, show_default=True, type=click.IntRange(1, 2), help="2: halves on both dies.")
+@click.option(
+    "--shards",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1, 2),
+    help="Halves of the model, one a die: 2 is all there is yet.",
+)
 @click.option(
     "--bytes",
     "bytes_from",
@@ -97,7 +103,8 @@ def run_experiment(
     if bytes_from == "counted":
         render.say(ctx, "counting bytes by running the kernels on the emulator: a minute or more unless cached")
     folder = _new_folder(name, out)
-    with render.progress(ctx, name, experiment.steps or None) as step:
+    # Counting adds a step for each stage that has to be run again: how many is not known before.
+    with render.progress(ctx, name, None if bytes_from == "counted" else experiment.steps) as step:
         runs, paths = [], []
         # Each is saved as soon as it is there: Ctrl-C and a reader of stdout that goes away must not lose the work.
         for run in experiment.run(backend, options, step):
@@ -145,7 +152,7 @@ def compare(ctx: click.Context, base: str, run: str, allow: tuple[str, ...], fai
     """RUN against BASE, arm by arm; refuses runs whose conditions differ."""
     from dieplace.experiments.comparing import compare_runs
 
-    found = compare_runs(load_runs([base])[0], load_runs([run])[0], allow=allow, fail_on_percent=fail_on)
+    found = compare_runs(_one_run(base), _one_run(run), allow=allow, fail_on_percent=fail_on)
 
     def table() -> list[Table | str]:
         differing = [f"{d['key']}: {d['base']} -> {d['run']}" for d in found.differing]
@@ -179,6 +186,14 @@ def load_runs(names: Sequence[str]) -> tuple[Run, ...]:
             raise UsageError(f"there is no run file in the folder {name}", hint="run files end in .json")
         paths += inside
     return _in_block_order([check_shape(Run.load(path), str(path)) for path in paths])
+
+
+def _one_run(name: str) -> Run:
+    found = load_runs([name])
+    if len(found) > 1:
+        blocks = ", ".join(run.block for run in found)
+        raise UsageError(f"{name} holds {len(found)} runs ({blocks}): one is compared with one", hint="name a run file")
+    return found[0]
 
 
 def _in_block_order(runs: Sequence[Run]) -> tuple[Run, ...]:

@@ -18,8 +18,7 @@ def tables(runs: Sequence[Run], payload: dict[str, Any], why: str | None) -> lis
     from dieplace.experiments import summary
 
     word = payload["origin"]
-    first = runs[0].workload
-    what = f"{first['name']}, {first['context_tokens']:,} tokens of context"
+    what = summary.workload_words(runs)
     step = summary.step_word(runs)
     few = len(payload["arms"]) <= MOST_ARMS_ACROSS
     parts: list[Table | str] = [_arm_table(payload["arms"], step, f"Time per {step}, {word}: {what}"), ""]

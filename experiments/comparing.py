@@ -54,10 +54,24 @@ def compare_runs(base: Run, run: Run, *, allow: Sequence[str] = (), fail_on_perc
             hint=f"compare all the same with {' '.join(f'--allow {key}' for key in refused)}",
             differing=refused,
         )
-    rows = [_row(point.arm, point.quantities[QUANTITY], _of(run, point.arm)) for point in base.points]
+    arms = dict.fromkeys(point.arm for point in (*base.points, *run.points))
+    rows = [_row(arm, _of(base, arm), _of(run, arm)) for arm in arms]
+    if base.block == run.block:  # runs of two modes do not have the same arms
+        _require_arms(rows, fail_on_percent)
     worse = [str(row["arm"]) for row in rows if _is_regression(row, run.origin, fail_on_percent)]
     told = [{"key": key, "base": base.conditions.get(key), "run": run.conditions.get(key)} for key in keys]
     return Comparison(run.origin, run.source, rows, told, worse)
+
+
+def _require_arms(rows: Sequence[dict[str, Any]], limit: float | None) -> None:
+    """A limit can be held only by what RUN has: an arm that is gone must not read as *not slower*."""
+    lost = [f"{row['arm']} ({row['verdict']})" for row in rows if row["base_us"] is not None and row["run_us"] is None]
+    if limit is not None and lost:
+        raise Incomparable(
+            f"a limit of {limit:g} % was set, but RUN has nothing to hold to it for {', '.join(lost)}",
+            hint="run the same arms in both, or leave out --fail-on",
+            differing=["arms"],
+        )
 
 
 def _is_regression(row: dict[str, Any], origin: str, limit: float | None) -> bool:
@@ -71,10 +85,14 @@ def _of(run: Run, arm: str) -> Quantity | None:
     return next((point.quantities[QUANTITY] for point in run.points if point.arm == arm), None)
 
 
-def _row(arm: str, base: Quantity, other: Quantity | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"arm": arm, "base_us": base.value, "run_us": other.value if other else None}
-    if not base.value or other is None or other.value is None:
-        why = "RUN has no such arm" if other is None else "one side has no value"
+def _row(arm: str, base: Quantity | None, other: Quantity | None) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "arm": arm,
+        "base_us": base.value if base else None,
+        "run_us": other.value if other else None,
+    }
+    if base is None or other is None or not base.value or other.value is None:
+        why = "BASE has no such arm" if base is None else "RUN has no such arm" if other is None else "no value"
         return {**row, "change_percent": None, "change_percent_why": why, "verdict": why}
     change = (other.value / base.value - 1) * 100
     return {**row, "change_percent": change, "verdict": _verdict(change, base, other)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dieplace.experiments.modelled import Spec, emulated_only, refuse_elsewhere, run_block, workload_of
-from dieplace.experiments.registry import Experiment, Options, Progress, refuse_arms
+from dieplace.experiments.registry import Experiment, Options, Progress, refuse_arms, refuse_context
 from dieplace.run import Run
 
 CONTEXTS = (1024, 8192, 32768)
@@ -13,9 +13,10 @@ _MOVED: dict[str, dict[str, float]] = {"local": {}, "swapped": {"weights": 1.0},
 
 
 def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
-    """One Run with a point for each context and arm; `--context` is not used."""
+    """One Run with a point for each context and arm; UsageError where another context was asked for."""
     refuse_elsewhere("context", backend, emulated_only(backend), options)
     refuse_arms("context", options)
+    refuse_context("context", options)
     specs = [
         Spec(
             f"{context // 1024}K {name}",

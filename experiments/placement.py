@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from dieplace.experiments.modelled import PLACED_ROLES, Spec, emulated_only, refuse_elsewhere, run_block
+from dieplace.experiments.modelled import Spec, emulated_only, refuse_elsewhere, run_block
+from dieplace.experiments.modelled_run import PLACED_ROLES
 from dieplace.experiments.registry import Experiment, Options, Progress, refuse_arms
 from dieplace.run import Run
 

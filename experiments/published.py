@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dieplace.clock import Placement, over_sets
-from dieplace.experiments.modelled import as_quantity
-from dieplace.experiments.registry import Options
+from dieplace.experiments import summary
+from dieplace.experiments.modelled_run import as_quantity
 from dieplace.kernels.models import model_shape
 from dieplace.kernels.step import stages
 from dieplace.run import Quantity, Run
@@ -107,10 +107,12 @@ def _get(found: Mapping[str, Quantity] | None, name: str) -> Quantity | None:
     return found.get(name) if found else None
 
 
-def _counted(value: float | None, unit: str) -> Quantity | None:
-    if value is None:
-        return None
-    return Quantity(unit, "modelled", value, value, value, "counted by the audit of emulated HBM, page by page")
+_AUDITED = "counted by the audit of emulated HBM"
+_TOLD = "told by the emulated node"
+
+
+def _exact(value: float | None, unit: str, method: str) -> Quantity | None:
+    return None if value is None else Quantity(unit, "modelled", value, value, value, method)
 
 
 def _structure(by_block: Mapping[str, Run]) -> tuple[Row, ...]:
@@ -123,7 +125,7 @@ def _structure(by_block: Mapping[str, Run]) -> tuple[Row, ...]:
             "%",
             50.0,
             50.0,
-            _counted(_hbm_share(by_block.get("dpx-nps2")), "%"),
+            _exact(_hbm_share(by_block.get("dpx-nps2")), "%", _TOLD),
             "the two memory ranges of DPX/NPS2 as the node reports them",
         ),
         Row(
@@ -132,7 +134,7 @@ def _structure(by_block: Mapping[str, Run]) -> tuple[Row, ...]:
             "%",
             50.0,
             50.0,
-            _counted(None if crossing is None else crossing * 100, "%"),
+            _exact(None if crossing is None else crossing * 100, "%", _AUDITED),
             "emulated pages are hashed evenly over both dies, as measured publicly on MI350: by construction",
         ),
         Row(
@@ -141,7 +143,7 @@ def _structure(by_block: Mapping[str, Run]) -> tuple[Row, ...]:
             "devices",
             2.0,
             2.0,
-            _counted(None if devices is None else float(devices), "devices"),
+            _exact(None if devices is None else float(devices), "devices", _TOLD),
             "the driver's own rule, which the emulated node follows",
         ),
         Row(
@@ -150,7 +152,7 @@ def _structure(by_block: Mapping[str, Run]) -> tuple[Row, ...]:
             "%",
             100.0,
             100.0,
-            _counted(None if own is None else (1 - own) * 100, "%"),
+            _exact(None if own is None else (1 - own) * 100, "%", _AUDITED),
             "each range of page frames belongs to one die: placed by policy, counted by the audit",
         ),
     )
@@ -169,16 +171,9 @@ def _crossing_share(run: Run | None) -> float | None:
     local = next((point for point in run.points if point.arm == "local"), None) if run else None
     if run is None or local is None or local.residency_before is None:
         return None
-    found = local.residency_before
-    dies_of = {d["id"]: d["dies"] for d in run.machine["devices"]}
-    total = far = 0.0
-    for devices in found["bytes_by_role_device_die"].values():
-        for device, dies in devices.items():
-            readers = dies_of[device]
-            for die, nbytes in dies.items():
-                total += nbytes
-                far += nbytes * sum(reader != int(die) for reader in readers) / len(readers)
-    return far / total if total else None
+    held = [summary.far_bytes(run, devices) for devices in local.residency_before["bytes_by_role_device_die"].values()]
+    total = sum(nbytes for nbytes, _ in held)
+    return sum(far for _, far in held) / total if total else None
 
 
 def _token(spx: Mapping[str, Quantity] | None, swapped: Mapping[str, Quantity] | None) -> tuple[Row, ...]:
@@ -276,8 +271,5 @@ def _distinct(tokens: int) -> Quantity:
 
 
 def _verify_gain(tokens: int, experts: float) -> Quantity:
-    options = Options()
-    work = stages(
-        MODEL, precision=PRECISION, context_tokens=options.context_tokens, tokens=tokens, distinct_experts=experts
-    )
+    work = stages(MODEL, precision=PRECISION, context_tokens=CONTEXT, tokens=tokens, distinct_experts=experts)
     return as_quantity(over_sets(work, Placement("spx-nps1", interleaved=True), lambda t: t.penalty), "share")

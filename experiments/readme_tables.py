@@ -42,9 +42,8 @@ def weight_swap_table() -> str:
         for run, point in summary.points(runs)
     ]
     word = summary.title_word(runs)
-    first = runs[0].workload
     head = ("run", "arm", f"token, us, {word}", f"slower than all-local, %, {word}", "unfitted set C, %")
-    title = f"{first['name']}, {first['context_tokens']:,} tokens of context, {word}, emulated MI355X; range over sets."
+    title = f"{summary.workload_words(runs)}, {word}, emulated MI355X; range over sets."
     return f"{title}\n\n{_markdown(head, body)}"
 
 

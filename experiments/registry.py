@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dieplace.errors import UsageError
@@ -37,7 +37,8 @@ class Options:
 class Experiment:
     """One ablation. `cannot(backend)` is None where it can run, else one sentence why not.
 
-    `run(backend, options, progress)` gives one Run a block as each is done. `steps` is how often it calls progress.
+    `run(backend, options, progress)` gives one Run a block as each is done. `steps` is how often it calls progress;
+    counting bytes on the emulator calls it more often, for each stage that it runs.
     """
 
     name: str
@@ -47,11 +48,11 @@ class Experiment:
     cannot: Callable[[str], str | None]
     steps: int = 0
     blocks: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
 
 
 # One module an experiment, imported when it is asked for: listing names costs nothing.
 _MODULES = {
+    "link": "dieplace.experiments.link",
     "weight-swap": "dieplace.experiments.weight_swap",
     "placement": "dieplace.experiments.placement",
     "context": "dieplace.experiments.context",
@@ -69,6 +70,12 @@ def refuse_arms(experiment: str, options: Options) -> None:
     """UsageError where arms were named for an experiment whose arms are fixed."""
     if options.arms:
         raise UsageError(f"{experiment} has fixed arms, it does not take --arms", hint="leave --arms out")
+
+
+def refuse_context(experiment: str, options: Options) -> None:
+    """UsageError where a context was named for an experiment that goes through contexts of its own."""
+    if options.context_tokens != Options.context_tokens:
+        raise UsageError(f"{experiment} has its own contexts, it does not take --context", hint="leave --context out")
 
 
 def get(name: str) -> Experiment:

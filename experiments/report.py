@@ -63,8 +63,7 @@ def page(runs: Sequence[Run]) -> str:
     check_together(runs)
     word = summary.title_word(runs)
     first = runs[0]
-    model = f"{first.workload['name']}, {first.workload['context_tokens']:,} tokens of context"
-    title = f"{first.experiment}, {word}: {model}"
+    title = f"{first.experiment}, {word}: {summary.workload_words(runs)}"
     label = f"<p>{escape(first.label)}</p>" if first.label else ""
     body = [
         f"<h1>{escape(title)}</h1>{label}",
@@ -93,9 +92,14 @@ def check_together(runs: Sequence[Run]) -> None:
         found = sorted({getattr(run, key) for run in runs})
         if len(found) > 1:
             raise UsageError(f"one report cannot hold runs of different {what}: {', '.join(found)}")
-    names = sorted({f"{run.workload['name']} at {run.workload['context_tokens']}" for run in runs})
+    names = sorted({_workload(run) for run in runs})
     if len(names) > 1:
         raise UsageError(f"one report cannot hold different workloads: {'; '.join(names)}")
+
+
+def _workload(run: Run) -> str:
+    bytes_from = run.workload.get("bytes_from", "model shapes")
+    return f"{run.workload['name']} at {run.workload['context_tokens']}, bytes from {bytes_from}"
 
 
 def embedded_json(value: Any) -> str:

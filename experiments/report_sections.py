@@ -106,8 +106,9 @@ def card_section(runs: Sequence[Run], word: str) -> str:
             for die in (0, 1)
         ]
         crossing = sum(summary.crossing_bytes(run, point).values())
+        bytes_from = "ISA counts and audit" if run.code_hash else "shapes and audit"
         evidence = (point.residency_before or {}).get("evidence")
-        text = f"{show_bytes(crossing)} a {summary.step_word(runs)}\ncross the link, {word}\nfrom shapes and audit"
+        text = f"{show_bytes(crossing)} a {summary.step_word(runs)}\ncross the link, {word}\nfrom {bytes_from}"
         parts.append(f"<h3>{escape(_name(run, point, runs))}: evidence {escape(str(evidence))}</h3>")
         parts.append(
             charts.card(dies, readers=_readers(run), crossing=text, describe=f"bytes on each die, {point.arm}")

@@ -61,6 +61,7 @@ def _check(run: Run) -> None:
 def _check_point(point: Point, dies_of: Mapping[str, Any]) -> None:
     _want(point.arm, str, "an arm")
     _mapping(point.factors, "a point's factors")
+    _number(point.factors.get("context_tokens", 0), "context_tokens")
     for role, nbytes in _mapping(point.factors.get("bytes_per_token_by_role", {}), "bytes_per_token_by_role").items():
         _number(nbytes, f"bytes of {role}")
     for name in QUANTITIES:

@@ -1,4 +1,4 @@
-"""Runs of weight-swap as rows for tables, and as sentences; the command, the report and the README print these."""
+"""Runs as rows for tables, and as sentences; the command, the report and the README print these."""
 
 from __future__ import annotations
 
@@ -106,21 +106,39 @@ def step_word(runs: Sequence[Run]) -> str:
     return "round" if runs[0].experiment == "verify" else "token"
 
 
+def workload_words(runs: Sequence[Run]) -> str:
+    """`gpt-oss-120b mxfp4, 1,024, 8,192 and 32,768 tokens of context`: the model and every context of the points."""
+    work = runs[0].workload
+    found = sorted({int(p.factors.get("context_tokens", run.workload["context_tokens"])) for run, p in points(runs)})
+    words = [f"{tokens:,}" for tokens in found]
+    listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return f"{work['name']}, {listed} tokens of context"
+
+
 def crossing_bytes(run: Run, point: Point) -> dict[str, float]:
     """Bytes that one step reads or writes across the link, by role: audited shares times the step's bytes."""
     per_step = point.factors.get("bytes_per_token_by_role") or run.workload["bytes_per_token_by_role"]
-    dies_of = {device["id"]: device["dies"] for device in run.machine["devices"]}
     by_role = (point.residency_before or {}).get("bytes_by_role_device_die", {})
     found = {}
     for role, devices in by_role.items():
-        total = far = 0.0
-        for device, dies in devices.items():
-            readers = dies_of[device]
-            for die, nbytes in dies.items():
-                total += nbytes
-                far += nbytes * sum(reader != int(die) for reader in readers) / len(readers)
+        total, far = far_bytes(run, devices)
         found[role] = per_step.get(role, 0) * (far / total if total else 0.0)
     return found
+
+
+def far_bytes(run: Run, devices: Mapping[str, Mapping[str, int]]) -> tuple[float, float]:
+    """All of the placed bytes by device and die, and those off the die that reads them.
+
+    A device over both dies reads each page from both, so half of it from afar.
+    """
+    dies_of = {device["id"]: device["dies"] for device in run.machine["devices"]}
+    total = far = 0.0
+    for device, dies in devices.items():
+        readers = dies_of[device]
+        for die, nbytes in dies.items():
+            total += nbytes
+            far += nbytes * sum(reader != int(die) for reader in readers) / len(readers)
+    return total, far
 
 
 def verdicts(runs: Sequence[Run]) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from dieplace.clock import arm
 from dieplace.errors import UsageError
-from dieplace.experiments.modelled import Spec, emulated_only, refuse_elsewhere, run_block, timed_workload, workload_of
+from dieplace.experiments.modelled import Spec, emulated_only, refuse_elsewhere, run_block
 from dieplace.experiments.registry import Experiment, Options, Progress
 from dieplace.run import Run
 
@@ -26,7 +26,6 @@ def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
     """
     refuse_elsewhere("weight-swap", backend, emulated_only(backend), options)
     specs = [_spec(name) for name in options.arms or DEFAULT_ARMS]
-    timed_workload(workload_of(options), options)
     for block, mode in BLOCKS.items():
         # A mode without local memory has one arm: what local() gives there.
         chosen = specs if block == "dpx-nps2" else [_spec("local")]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from dieplace.clock import arm, parameter_set, time_token
 from dieplace.errors import Unsupported, UsageError
-from dieplace.experiments import registry, report
+from dieplace.experiments import modelled, registry, report
 from dieplace.experiments.registry import Options
 from dieplace.kernels.step import stages
+from dieplace.machine import Machine
+from dieplace.memory import Buffer
 from dieplace.run import Run
 
 SMALL = Options(model="qwen3-0.6b", precision="mxfp4")
@@ -97,10 +102,56 @@ def test_counted_bytes_reach_the_clock_and_name_the_code(monkeypatch: pytest.Mon
     )
     assert any("counted by running" in note for note in found.notes)
     assert dies(found, "local", "weights") == (31_457_082_240, 0)  # half of the whole model, whatever was counted
-    with pytest.raises(UsageError, match="one token only"):
-        next(registry.get("verify").run("emulated", options, lambda text: None))
     with pytest.raises(UsageError, match="shapes, counted"):
         next(registry.get("placement").run("emulated", Options(bytes_from="air"), lambda text: None))
+
+
+def test_counting_tells_each_stage_and_refuses_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not to be counted is refused before anything is counted or placed."""
+    from dieplace.kernels import counts
+
+    made = counts.Counts({"qkv": {"weights": 10**6}}, ("abc",), 1)
+
+    def counting(*words: object, progress: Callable[[str], None], **options: object) -> counts.Counts:
+        progress("counting the head")
+        return made
+
+    monkeypatch.setattr(counts, "counts_of", counting)
+    told: list[str] = []
+    list(registry.get("cache-type").run("emulated", replace(SMALL, bytes_from="counted"), told.append))
+    assert told[0] == "counting the head" and told.count("counting the head") == 1
+    with pytest.raises(UsageError, match="one token only"):
+        next(registry.get("verify").run("emulated", replace(SMALL, bytes_from="counted"), told.append))
+    assert told.count("counting the head") == 1
+
+
+def test_what_equal_points_need_is_placed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds differ in cache rows and hand-off words alone: their weights are not allocated, nor hashed, again."""
+    made: list[tuple[str, str]] = []
+    allocate = modelled._allocate
+
+    def counted(machine: Machine, key: tuple[str, str, str, int]) -> Buffer:
+        made.append((key[1], key[0]))
+        return allocate(machine, key)
+
+    monkeypatch.setattr(modelled, "_allocate", counted)
+    list(registry.get("verify").run("emulated", SMALL, lambda text: None))
+    weights = [name for role, name in made if role == "weights"]
+    # 28 layers of Q/K/V, O and MLP, and the head: for two devices in DPX/NPS2, then for one in SPX/NPS1
+    assert len(weights) == (28 * 3 + 1) * 3
+    assert len([name for role, name in made if role == "kv_cache"]) == 28 * 3 * 4
+
+
+def test_a_sweep_says_every_context_and_number_of_tokens() -> None:
+    """Neither the page nor the conditions may call a run of three contexts a run of one."""
+    (found,) = run("context")
+    assert found.conditions["workload"] == ("qwen3-0.6b mxfp4, context 1024/8192/32768, 2 shards, bytes from shapes")
+    title = "context, modelled: qwen3-0.6b mxfp4, 1,024, 8,192 and 32,768 tokens of context"
+    assert f"<title>{title}</title>" in report.page([found])
+    with pytest.raises(UsageError, match="does not take --context"):
+        next(registry.get("context").run("emulated", replace(SMALL, context_tokens=8192), lambda text: None))
+    rounds = run("verify")[0]
+    assert ", rounds of 1/2/4/8 tokens, " in rounds.conditions["workload"]
 
 
 @pytest.mark.parametrize("name", [n for n in registry.experiment_names() if n != "weight-swap"])

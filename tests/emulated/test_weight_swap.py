@@ -95,6 +95,8 @@ def test_show_report_and_compare_read_what_run_wrote(small: tuple[Path, dict[str
     assert allowed.returncode == 0 and "DPX/NPS2" in allowed.stdout.split("RUN against BASE")[0]
     failing = dieplace("bench", "compare", *pair, "--allow", "modes", "--fail-on", "0.5", cwd=folder)
     assert failing.returncode == 1
+    several = dieplace("bench", "compare", "out", pair[1], cwd=folder)
+    assert several.returncode == 2 and "out holds 3 runs (dpx-nps2, spx-nps1, dpx-nps1)" in several.stderr
     same = dieplace("bench", "compare", pair[0], pair[0], "--fail-on", "0", cwd=folder)
     assert same.returncode == 0 and "the model gives the same" in same.stdout
 

@@ -76,5 +76,11 @@ def test_regressions_need_a_verdict_and_the_limit() -> None:
 def test_an_arm_that_is_missing_is_null_with_a_why() -> None:
     base = a_run()
     lone = Run(**{**base.__dict__, "points": (Point("swapped", dict(base.points[0].quantities)),)})
-    row = compare_runs(base, lone).rows[0]
-    assert row["change_percent"] is None and row["change_percent_why"] == "RUN has no such arm"
+    gone, new = compare_runs(base, lone).rows
+    assert gone["change_percent"] is None and gone["change_percent_why"] == "RUN has no such arm"
+    assert (new["arm"], new["base_us"], new["change_percent_why"]) == ("swapped", None, "BASE has no such arm")
+    assert new["run_us"] == base.points[0].quantities["token_us"].value
+    with pytest.raises(Incomparable, match=r"nothing to hold to it for local \(RUN has no such arm\)"):
+        compare_runs(base, lone, fail_on_percent=50)
+    other_mode = Run(**{**lone.__dict__, "block": "spx-nps1"})
+    assert compare_runs(base, other_mode, fail_on_percent=50).regressions == []

@@ -153,10 +153,25 @@ def test_other_workloads_get_the_reason_instead_of_the_table(runs: list[Run]) ->
     assert "the published figures are for gpt-oss-120b" in text and "7.5 to 8 %" not in text
 
 
+def test_the_link_is_said_to_carry_what_its_bytes_come_from(runs: list[Run]) -> None:
+    assert "from shapes and audit" in report.page(runs) and "ISA" not in report.page(runs[:1])
+    counted = report.page([replace(run, code_hash="0" * 12) for run in runs])
+    assert "from ISA counts and audit" in counted and "from shapes and audit" not in counted
+
+
+def test_only_what_the_audit_counted_is_said_to_be_audited(runs: list[Run]) -> None:
+    found = {row.claim: row.modelled.method for row in rows(runs) if row.modelled is not None}
+    assert {claim for claim, method in found.items() if "audit" in method} == {
+        "default mode: reads that cross the die-to-die link",
+        "DPX/NPS2: weights, KV cache, sync flags on the local die",
+    }
+
+
 def test_runs_that_do_not_belong_together_are_refused(runs: list[Run]) -> None:
     for changed in (
         replace(runs[1], origin="measured"),
         replace(runs[1], workload={**runs[1].workload, "name": "other"}),
+        replace(runs[1], workload={**runs[1].workload, "bytes_from": "counted on the emulator, code 0"}),
         replace(runs[1], experiment="link"),
     ):
         with pytest.raises(UsageError, match="one report cannot hold"):

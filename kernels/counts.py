@@ -1,8 +1,8 @@
 """Bytes of a decode step counted on the emulator, from the kernels' own ISA, at a model's real sizes.
 
 One layer of each kind (full and window) and the head run once, on weights that nobody filled: which addresses are read
-does not depend on them. Results are kept by a hash of the kernel sources and FlyDSL's version, with the hashes of the
-code that ran, so that changed kernels are counted again.
+does not depend on them. Results are kept by a hash of the sources (kernels, step, compiler and emulator) and FlyDSL's
+version, with the hashes of the code that ran, so that changed kernels are counted again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 ROLES_READ = ("weights", "kv_cache")
 _VERSION = 1
-_SOURCES = ("flydsl", "layer.py", "decode.py", "load.py", "counts.py")
+# What decides which bytes are read and how they are counted: kernels and step here, compiler and emulator beside them.
+_SOURCES = ("flydsl", "layer.py", "decode.py", "load.py", "counts.py", "ledger.py", "layout.py")
+_LIBRARY_SOURCES = ("codegen", "emulator/isa", "emulator/execution.py", "emulator/hbm.py", "emulator/pages.py")
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def counted_stages(
     """`stages(...)` with the weight and KV bytes that FlyDSL kernels really read, biases and norms included.
 
     Raises Unsupported where no decode kernel reads a format of the precision (fp8 weights). Takes seconds to a minute
-    when the counts are not cached yet.
+    when the counts are not cached yet; `progress` is then told each stage.
     """
     shape = model_shape(shape) if isinstance(shape, str) else shape
     by_shape = stages(shape, precision=precision, context_tokens=context_tokens, shards=shards)
@@ -84,14 +87,11 @@ def counts_of(
 ) -> Counts:
     """The counts, from the cache where the same kernels were counted before."""
     path = cache_folder() / f"{_key(shape, precision, context_tokens, shards)}.json"
-    if cache and (kept := _read(path)):
+    if cache and (kept := _read(path) or _unwritten.get(path)):
         return kept
     counts = _count(shape, precision, context_tokens, shards, progress or (lambda text: None))
     if cache:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps({"version": _VERSION, **asdict(counts)}), encoding="utf-8")
-        temporary.replace(path)
+        _keep(path, counts)
     return counts
 
 
@@ -147,6 +147,15 @@ def _count(
     settings = Settings(capacity=context_tokens, splits=16, backend="flydsl", strict=True)
     model = DecodeModel(config_of(shape), placement=_placement(shards), formats=formats, settings=settings)
     model.position = context_tokens - 1
+    told: set[str] = set()
+
+    def tell(stage: str, layer: int | None) -> None:
+        what = stage if layer is None else f"{stage} of a layer ({model.config.layer_types[layer]})"
+        if what not in told:
+            told.add(what)
+            progress(f"counting {what}")
+
+    model.before_call = tell
     ledger = model.step([0]).ledger
     layers = model.config.layers
     total: dict[str, Counter[str]] = {}
@@ -195,18 +204,33 @@ def _with_counts(stage: Stage, counted: dict[str, int]) -> Stage:
 
 
 def _key(shape: ModelShape, precision: str, context_tokens: int, shards: int) -> str:
-    from dieplace.codegen import flydsl as compiler
+    import dieplace
 
     try:
         flydsl = version("flydsl")
     except PackageNotFoundError:
         flydsl = "absent"
     digest = hashlib.sha256(f"{_VERSION} {shape} {precision} {context_tokens} {shards} {flydsl}".encode())
-    here = Path(__file__).parent
-    files = [p for name in _SOURCES for p in (sorted((here / name).rglob("*.py")) or [here / name]) if p.is_file()]
-    for path in [*files, *sorted(Path(compiler.__file__).parent.glob("*.py"))]:
-        digest.update(path.read_bytes())
+    library = Path(str(dieplace.__file__)).parent
+    for place in (*(Path(__file__).parent / name for name in _SOURCES), *(library / name for name in _LIBRARY_SOURCES)):
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:32]
+
+
+_unwritten: dict[Path, Counts] = {}  # of this process, where the folder cannot be written
+
+
+def _keep(path: Path, counts: Counts) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps({"version": _VERSION, **asdict(counts)}), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        _unwritten[path] = counts
+        text = f"counts are not kept for the next time: {path.parent}: {error.strerror}"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _read(path: Path) -> Counts | None:

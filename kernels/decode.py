@@ -10,7 +10,7 @@ hand-offs (32-bit value and 32-bit tag in one word), after attention and after t
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,9 @@ class DecodeModel:
         self.weights = Weights(config, self.placement, formats, self.tied)
         self.position = 0
         self.tag = 0
+        self.nonfinite = 0
         self.ledger = Ledger()
+        self.before_call: Callable[[str, int | None], None] = lambda stage, layer: None  # for progress
         self.page = self.settings.page or self.settings.capacity
         self.pages = -(-self.settings.capacity // self.page)
         self.page_tables = [
@@ -151,6 +153,7 @@ class DecodeModel:
         attrs: Mapping[str, Any] | None = None,
     ) -> None:
         """Run one op on one shard's device and note what it touched."""
+        self.before_call(stage, layer)
         checked = registry.check_call(op, operands, attrs)
         touched = tuple(self._touched(checked, name, n) for name, n in registry.bytes_by_operand(checked).items())
         with self.placement.on(shard) as session:
@@ -251,7 +254,8 @@ class DecodeModel:
     ) -> tuple[Tensor, Tensor]:
         """RMSNorm of x + residual; returns the normed rows and the new residual (x itself without one)."""
         out = self.scratch(shard, "normed", x.shape, torch.bfloat16)
-        total = None if residual is None else self.scratch(shard, f"residual_{weight[-10:]}", x.shape, torch.bfloat16)
+        kind = weight.rpartition(".")[2]  # the two norms of a layer hand each other's sum on: a buffer each
+        total = None if residual is None else self.scratch(shard, f"residual_{kind}", x.shape, torch.bfloat16)
         operands = {"x": x, "residual": residual, "weight": self.weights.get(shard, weight), "out": out}
         operands["residual_out"] = total
         attrs = {"eps": self.config.eps, "order": self.config.norm_order}

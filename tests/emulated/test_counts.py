@@ -103,3 +103,35 @@ def test_a_damaged_cache_is_counted_again(cache: Path, monkeypatch: pytest.Monke
         path.write_text(damage)
         assert counts.counts_of(shape, "mxfp4", 64, 1) == made
     assert len(calls) == 4
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts are used all the same, and once counted they serve the rest of the process."""
+    cache.parent.parent.joinpath("dieplace").write_text("a file where the folder would be")
+    calls: list[str] = []
+
+    def count(*arguments: object) -> counts.Counts:
+        calls.append("counted")
+        return counts.Counts({"qkv": {"weights": 7}}, ("a",), 1)
+
+    monkeypatch.setattr(counts, "_count", count)
+    shape = model_shape("qwen3-0.6b")
+    with pytest.warns(RuntimeWarning, match="counts are not kept for the next time"):
+        first = counts.counts_of(shape, "mxfp4", 64, 1)
+    assert counts.counts_of(shape, "mxfp4", 64, 1) == first and calls == ["counted"]
+
+
+def test_counts_depend_on_every_source_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of the interpreter, not only of a kernel, must not be answered from old counts."""
+    shape = model_shape("qwen3-0.6b")
+    before = counts._key(shape, "mxfp4", 64, 1)
+    read: set[str] = set()
+    plain = Path.read_bytes
+
+    def changed(path: Path) -> bytes:
+        read.add(path.name)
+        return plain(path) + (b"#" if path.name == "hierarchy.py" else b"")
+
+    monkeypatch.setattr(Path, "read_bytes", changed)
+    assert counts._key(shape, "mxfp4", 64, 1) != before
+    assert {"gemv.py", "layer.py", "decode.py", "flydsl.py", "traffic.py", "execution.py"} <= read

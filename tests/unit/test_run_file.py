@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dieplace.errors import UsageError
+from dieplace.experiments.registry import experiment_names, get
+from dieplace.experiments.run_shape import check_shape
 from dieplace.run import Point, Quantity, Run
 
 RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
@@ -142,10 +144,21 @@ def test_a_later_version_is_refused_by_name() -> None:
     assert caught.value.facts["found"] == "dieplace/run/2"
 
 
-def test_results_are_committed() -> None:
-    names = {str(path.relative_to(RESULTS)) for path in COMMITTED}
-    for block in ("dpx-nps2", "spx-nps1", "dpx-nps1"):
-        assert f"emulated-mi355x/weight-swap/{block}.json" in names
+def test_every_experiment_has_its_blocks_committed() -> None:
+    """Nothing less, nothing else: a block that is renamed or given up must not leave its old figures behind."""
+    wanted = {f"emulated-mi355x/{name}/{block}.json" for name in experiment_names() for block in get(name).blocks}
+    assert {str(path.relative_to(RESULTS)) for path in COMMITTED} == wanted
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda p: str(p.relative_to(RESULTS)))
+def test_committed_results_are_what_their_place_says_and_can_be_shown(path: Path) -> None:
+    run = check_shape(Run.load(path), path.name)
+    assert (run.experiment, run.block, run.origin) == (path.parent.name, path.stem, "modelled")
+    contexts = {point.factors.get("context_tokens", 1024) for point in run.points}
+    assert f"context {'/'.join(map(str, sorted(contexts)))}" in run.conditions["workload"]
+    for point in run.points:
+        residency = point.residency_before
+        assert residency is not None and residency["misplaced_bytes"] == 0 and residency["evidence"] == "accounted"
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda p: str(p.relative_to(RESULTS)))

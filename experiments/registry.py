@@ -48,6 +48,7 @@ class Experiment:
     cannot: Callable[[str], str | None]
     steps: int = 0
     blocks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 # One module an experiment, imported when it is asked for: listing names costs nothing.

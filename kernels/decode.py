@@ -70,13 +70,22 @@ def open_model(
 
 @dataclass(frozen=True)
 class StepResult:
-    """One step: logits (T, vocabulary) fp32, the greedy tokens (T), non-finite router logits, and what was touched."""
+    """One step: logits (T, vocabulary) fp32, the greedy tokens (T), non-finite router logits, and what was touched.
+
+    A non-finite router logit is never chosen and a non-finite logit of the head never wins: the step goes on and the
+    counts say so. `nonfinite` is over all layers, of one shard (every shard routes alike).
+    """
 
     logits: Tensor
     tokens: tuple[int, ...]
     nonfinite: int
     ledger: Ledger
     workload: Workload
+
+    @property
+    def nonfinite_logits(self) -> int:
+        """Logits of the head that are NaN or infinite."""
+        return int((~torch.isfinite(self.logits)).sum())
 
 
 @dataclass

@@ -72,15 +72,15 @@ def test_appended_rows_come_back_in_order(machine: Machine, length: int, page: i
 
 
 def test_slot_minus_one_writes_nothing(machine: Machine) -> None:
-    """Case e17: slots (3, -1): slot 3 changed, the last slot byte-equal to before."""
+    """Case e17: a cache filled to its end, slots (3, -1): slot 3 changed, the last slot byte-equal to before."""
     kv = KVCache(machine, "gpu0/p0", layers=1, kv_heads=2, head_dim=4, tokens=16, dtype="fp32")
-    kv.reserve(16)
-    before = kv.keys(0).clone()
+    kv.write(0, kv.reserve(16), rows(16, 1), rows(16, 2))
+    before = (kv.keys(0).clone(), kv.values(0).clone())
     kv.write(0, torch.tensor([3, -1], dtype=torch.int32), rows(2, 3), rows(2, 4))
-    after = kv.keys(0)
-    assert torch.equal(after[0, 3], rows(2, 3)[0])
-    changed = (after != before).flatten(2).any(-1)[0]
-    assert changed.nonzero().flatten().tolist() == [3]
+    for seed, old, new in zip((3, 4), before, (kv.keys(0), kv.values(0)), strict=True):
+        assert torch.equal(new[0, 3], rows(2, seed)[0])
+        assert (new != old).flatten(2).any(-1)[0].nonzero().flatten().tolist() == [3]
+        assert new[0, -1].numpy().tobytes() == old[0, -1].numpy().tobytes() != bytes(32)
 
 
 def test_slots_of_positions_that_are_not_stored(machine: Machine) -> None:

@@ -182,6 +182,32 @@ def test_a_head_is_tied_by_its_file_first(
     assert used is not None and torch.equal(used, state[HEAD] if file_has == "other" else embedding)
 
 
+@pytest.mark.parametrize("backend", ["reference", pytest.param("flydsl", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_step_reports_logits_that_are_not_finite(shards: int, backend: str, tmp_path: Path) -> None:
+    """Case e13: NaN in the router is never chosen, a whole row of it is survived, and the step says how many."""
+    _, config = gpt_oss(tmp_path)
+    model = build(tmp_path, config, shards, backend=backend)
+    assert (model.step([5]).nonfinite, model.step([6, 7]).nonfinite_logits) == (0, 0)
+    for shard in range(shards):
+        bias = model.weights.get(shard, "layers.1.router.bias")
+        assert bias is not None
+        bias[3] = torch.nan
+    one = model.step([8, 9])
+    assert one.nonfinite == 2 and torch.isfinite(one.logits).all()  # one expert of one layer, two tokens
+    for shard in range(shards):
+        bias = model.weights.get(shard, "layers.1.router.bias")
+        assert bias is not None
+        bias.fill_(torch.nan)
+    row = model.step([10])
+    assert row.nonfinite == config.experts and torch.isfinite(row.logits).all()
+    head = model.weights.get(0, "head")
+    assert head is not None
+    head[2] = torch.inf
+    broken = model.step([11])
+    assert broken.nonfinite_logits == 1 and broken.tokens != (2,)
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     from dataclasses import replace
 

@@ -14,6 +14,7 @@ from dieplace.errors import Unsupported, UsageError
 if TYPE_CHECKING:
     from dieplace.fit import DomainFit, Wanted
     from dieplace.machine import Machine
+    from dieplace.process_audit import ProcessResidency
 
 
 @click.group()
@@ -108,7 +109,7 @@ def audit(ctx: click.Context, pid: int | None) -> None:
     From outside only the driver's and the kernel's counters can be seen, and not what was asked for: for a proof,
     call dieplace.audit() inside the program.
     """
-    from dieplace.process_audit import audit_process, processes
+    from dieplace.process_audit import audit_process, audit_processes
 
     found = machine(ctx)
     sysfs = getattr(found.session, "sysfs", None)
@@ -116,19 +117,10 @@ def audit(ctx: click.Context, pid: int | None) -> None:
         raise Unsupported(
             f"the {found.backend} backend cannot look into other processes", hint="call dieplace.audit() inside it"
         )
-    seen = [audit_process(found, sysfs, one) for one in ([pid] if pid else processes(sysfs))]
-    rows: list[dict[str, Any]] = []
-    whys: list[str] = []
-    for one in seen:
-        base = {"pid": one.pid, "name": one.name}
-        for part in one.devices:
-            row = {**base, "device": part.device, "domain": part.domain, "die": part.die, "bytes": part.nbytes}
-            rows.append({**row, **({"die_why": part.why} if part.die is None else {})})
-        rows += [
-            {**base, "device": None, "domain": name, "die": None, "bytes": nbytes, "die_why": "host memory"}
-            for name, nbytes in sorted(one.host_bytes.items())
-        ]
-        whys += [f"{one.pid}: {key}: {why}" for key, why in one.whys.items()]
+    seen, missed = ((audit_process(found, sysfs, pid),), ()) if pid else audit_processes(found, sysfs)
+    rows = [row for one in seen for row in _process_rows(one)]
+    whys = [f"{one.pid}: {key}: {why}" for one in seen for key, why in one.whys.items()]
+    whys += [f"{one}: nothing of it can be read; it may have ended" for one in missed]
     columns = [
         Column("pid", "pid", right=True),
         Column("name", "name"),
@@ -146,6 +138,20 @@ def audit(ctx: click.Context, pid: int | None) -> None:
         source=found.source,
         table=lambda: [Table(columns, rows, notes=render.legend(whys)), *empty, told],
     )
+
+
+def _process_rows(one: ProcessResidency) -> list[dict[str, Any]]:
+    base: dict[str, Any] = {"pid": one.pid, "name": one.name}
+    if one.name is None:
+        base["name_why"] = one.whys.get("name", "not read")
+    rows = []
+    for part in one.devices:
+        row = {**base, "device": part.device, "domain": part.domain, "die": part.die, "bytes": part.nbytes}
+        rows.append({**row, **{f"{key}_why": part.why for key in ("domain", "die") if row[key] is None}})
+    whys = {"device_why": "host memory", "die_why": "host memory"}
+    for name, nbytes in sorted(one.host_bytes.items()):
+        rows.append({**base, "device": None, "domain": name, "die": None, "bytes": nbytes, **whys})
+    return rows
 
 
 def _megabytes(value: int) -> str:

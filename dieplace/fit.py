@@ -67,7 +67,11 @@ class Fit:
 
 
 def plan_fit(machine: Machine, wanted: Sequence[Wanted]) -> Fit:
-    """Resolve every request and sum it up; PlacementError where a policy means nothing on this machine."""
+    """Resolve every request and sum it up, in the order given; PlacementError where a policy means nothing here.
+
+    What spills (`preferred`) takes what the earlier requests left of its domain, and the rest of its peer, as
+    allocating does.
+    """
     domains: dict[str, dict[str, int]] = {}
     devices: dict[str, dict[str, int]] = {}
     notes: dict[str, None] = {}
@@ -77,8 +81,11 @@ def plan_fit(machine: Machine, wanted: Sequence[Wanted]) -> Fit:
         if found.note:
             notes[found.note] = None
         whole = -(-one.nbytes // OBJECT_BYTES) * OBJECT_BYTES
-        for domain, nbytes in expected_bytes(found.pattern, whole).items():
-            _add(domains, domain, one.role, nbytes * one.count)
+        parts = {domain: nbytes * one.count for domain, nbytes in expected_bytes(found.pattern, whole).items()}
+        if found.spill_to is not None and len(parts) == 1:
+            parts = _spilled(machine, domains, found.pattern[0], found.spill_to, whole * one.count)
+        for domain, nbytes in parts.items():
+            _add(domains, domain, one.role, nbytes)
         _add(devices, device.id, one.role, whole * one.count)
     return Fit(
         tuple(_domain_fit(machine, domain, by_role) for domain, by_role in sorted(domains.items())),
@@ -142,6 +149,18 @@ def _read_size(value: Any, where: str) -> int:
 def _add(table: dict[str, dict[str, int]], key: str, role: str, nbytes: int) -> None:
     by_role = table.setdefault(key, {})
     by_role[role] = by_role.get(role, 0) + nbytes
+
+
+def _spilled(
+    machine: Machine, asked: Mapping[str, Mapping[str, int]], first: str, second: str, nbytes: int
+) -> dict[str, int]:
+    """`nbytes` in a domain as far as it has room, the rest in its peer; all in the first where its size is unknown."""
+    total = machine.domain(first).total_bytes
+    if total is None:
+        return {first: nbytes}
+    room = total // OBJECT_BYTES * OBJECT_BYTES - sum(asked.get(first, {}).values())
+    here = max(0, min(nbytes, room))
+    return {domain: part for domain, part in ((first, here), (second, nbytes - here)) if part}
 
 
 def _domain_fit(machine: Machine, name: str, by_role: Mapping[str, int]) -> DomainFit:

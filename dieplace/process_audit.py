@@ -53,6 +53,17 @@ def processes(sysfs: Sysfs) -> tuple[int, ...]:
         ) from error
 
 
+def audit_processes(machine: Machine, sysfs: Sysfs) -> tuple[tuple[ProcessResidency, ...], tuple[int, ...]]:
+    """Every process that the driver knows, and those that were gone, or shut to us, when they were looked at."""
+    found, missed = [], []
+    for pid in processes(sysfs):
+        try:
+            found.append(audit_process(machine, sysfs, pid))
+        except Unsupported:  # a process may end at any time, and must not take the others' answer along
+            missed.append(pid)
+    return tuple(found), tuple(missed)
+
+
 def audit_process(machine: Machine, sysfs: Sysfs, pid: int) -> ProcessResidency:
     """What one process holds; Unsupported where neither the driver nor /proc knows the process."""
     whys: dict[str, str] = {}
@@ -80,8 +91,11 @@ def _device_bytes(machine: Machine, sysfs: Sysfs, pid: int, whys: dict[str, str]
     found = []
     for name in names:
         match = _VRAM.match(name)
-        text = sysfs.read_or_none(f"{folder}/{name}") if match else None
-        if match is None or text is None or not text.strip().isdigit():
+        if match is None:
+            continue
+        text = sysfs.read_or_none(f"{folder}/{name}")
+        if text is None or not text.strip().isdigit():
+            whys[name] = f"{folder}/{name} " + ("cannot be read" if text is None else f"is {text.strip()[:40]!r}")
             continue
         device = by_id.get(int(match.group(1)))
         if device is None:

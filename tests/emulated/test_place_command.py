@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,9 @@ def test_sums_per_die_and_device(machine: Machine) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["local", "peer", "interleave-5/8"]), st.integers(1, 70 * GIB)),
+        st.tuples(
+            st.sampled_from(["local", "peer", "interleave-5/8", "preferred:gpu1/mem0"]), st.integers(1, 70 * GIB)
+        ),
         min_size=1,
         max_size=5,
     )
@@ -94,6 +97,21 @@ def test_the_plan_says_what_allocation_does(machine: Machine, requests: list[tup
         for buffer in held:
             buffer.free()
     assert fits is allocated
+
+
+def test_what_spills_takes_the_rest_from_the_peer(machine: Machine) -> None:
+    """100 GiB of a die are taken: of 60 that spill, what is left stays, in whole objects, and the peer holds the rest."""
+    total = machine.domain("gpu0/mem0").total_bytes
+    assert total is not None
+    wanted = [
+        Wanted("w", "weights", 100 * GIB, "gpu0/p0", Policy.local()),
+        Wanted("k", "kv_cache", 10 * GIB, "gpu0/p1", Policy.preferred("gpu0/mem0"), count=6),
+    ]
+    found = plan_fit(machine, wanted)
+    room = total // OBJECT_BYTES * OBJECT_BYTES - 100 * GIB
+    by_domain = {one.domain: one.by_role.get("kv_cache", 0) for one in found.domains}
+    assert found.fits is True and by_domain == {"gpu0/mem0": room, "gpu0/mem1": 60 * GIB - room}
+    assert plan_fit(machine, [*wanted, replace(wanted[1], count=20)]).fits is False
 
 
 def test_nps1_says_that_nothing_is_local(tmp_path: Path) -> None:
@@ -171,6 +189,26 @@ def test_audit_of_other_processes(node: Path, machine: Machine) -> None:
     assert json.loads(dieplace(node, "audit", pid, "--json").stdout)["items"] == answer["items"]
     absent = dieplace(node, "audit", "4242424")
     assert absent.returncode == 3 and "nothing to audit of process 4242424" in absent.stderr
+
+
+def test_a_process_that_ends_meanwhile_leaves_the_others_answer(tmp_path: Path) -> None:
+    """The driver still lists it, but nothing of it can be read any more: as when it ends between two reads."""
+    from dieplace.process_audit import audit_processes
+    from dieplace.sysfs import Sysfs
+
+    root = create(tmp_path / "n", cards=1, mode="DPX/NPS2")
+    machine = EmulatedBackend(root).snapshot()
+    gpu_id = machine.device("gpu0/p1").gpu_id
+    listed = tmp_path / "root" / "sys/class/kfd/kfd/proc"
+    for pid, files in (("10", {f"vram_{gpu_id}": "4096", "vram_7": "many"}), ("12", {f"vram_{gpu_id}": "8192"})):
+        (listed / pid).mkdir(parents=True)
+        for name, text in files.items():
+            (listed / pid / name).write_text(text)
+    (listed / "11").write_text("no folder any more")
+    found, missed = audit_processes(machine, Sysfs(tmp_path / "root"))
+    assert missed == (11,)
+    assert [(one.pid, [part.nbytes for part in one.devices]) for one in found] == [(10, [4096]), (12, [8192])]
+    assert found[0].whys["vram_7"].endswith("vram_7 is 'many'")  # not silently left out of the sum
 
 
 def test_host_pages_are_summed_by_node_and_page_size(tmp_path: Path) -> None:

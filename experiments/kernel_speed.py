@@ -13,6 +13,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class Speed:
         return self.bytes_per_launch / self.median_ns
 
 
-def timed(name: str, nbytes: int, launches: Sequence[Callable[[], None]], replays: int = 25) -> Speed:
+def timed(name: str, nbytes: int, launches: Sequence[Callable[[], object]], replays: int = 25) -> Speed:
     """Capture `launches` in one graph, replay it, and keep every sample; the first replays warm up untimed."""
     import torch
 
@@ -66,7 +67,7 @@ def timed(name: str, nbytes: int, launches: Sequence[Callable[[], None]], replay
 def copy_speed(buffers: Sequence[Any]) -> Speed:
     """`Tensor.copy_` between distinct 1 GiB buffers, both directions counted."""
     pairs = list(zip(buffers[::2], buffers[1::2], strict=True))
-    return timed("torch copy_", 2 * buffers[0].nbytes, [lambda a=a, b=b: b.copy_(a) for a, b in pairs])
+    return timed("torch copy_", 2 * buffers[0].nbytes, [partial(b.copy_, a) for a, b in pairs])
 
 
 def read_speed(buffers: Sequence[Any]) -> Speed:
@@ -76,9 +77,7 @@ def read_speed(buffers: Sequence[Any]) -> Speed:
     from dieplace.kernels.triton.stream import stream_read
 
     out = torch.empty(1 << 20, dtype=torch.int32, device="cuda")
-    return timed(
-        "streaming read", buffers[0].nbytes, [lambda b=b: stream_read(b.view(torch.int32), out) for b in buffers]
-    )
+    return timed("streaming read", buffers[0].nbytes, [partial(stream_read, b.view(torch.int32), out) for b in buffers])
 
 
 def gemv_speeds(buffers: Sequence[Any]) -> list[Speed]:
@@ -91,14 +90,14 @@ def gemv_speeds(buffers: Sequence[Any]) -> list[Speed]:
     x = torch.randn(1, width, device="cuda").bfloat16()
     dense = [b.view(torch.bfloat16).view(-1, width) for b in buffers]
     out = torch.empty(1, dense[0].shape[0], device="cuda", dtype=torch.bfloat16)
-    ours = [lambda w=w: gemv_bf16({"x": x, "weight": w, "bias": None, "out": out}, {}) for w in dense]
-    theirs = [lambda w=w: torch.mv(w, x[0], out=out[0]) for w in dense]
+    ours = [partial(gemv_bf16, {"x": x, "weight": w, "bias": None, "out": out}, {}) for w in dense]
+    theirs = [partial(torch.mv, w, x[0], out=out[0]) for w in dense]
     rows = 524288
     blocks = [b.view(rows, width // 32, 16) for b in buffers]
     scales = torch.randint(118, 126, (rows, width // 32), dtype=torch.uint8, device="cuda")
     wide = torch.empty(1, rows, device="cuda", dtype=torch.bfloat16)
     packed = [
-        lambda b=b: gemv_mxfp4({"x": x, "blocks": b, "scales": scales, "bias": None, "out": wide}, {}) for b in blocks
+        partial(gemv_mxfp4, {"x": x, "blocks": b, "scales": scales, "bias": None, "out": wide}, {}) for b in blocks
     ]
     return [
         timed("gemv_bf16 1 GiB", dense[0].nbytes, ours),

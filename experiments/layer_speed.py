@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dieplace.experiments.kernel_speed import Speed, timed
@@ -203,7 +204,7 @@ def layer_speeds(count: int) -> list[Speed]:
     few = layers[: min(count, 4)]
     matrices = [dequantised_experts(layer, dequantised(layer)) for layer in few]
     plain = timed("layer, torch ops", nbytes, [
-        (lambda layer=layer, m=m: torch_layer(layer, m, w)) for layer, m in zip(few, matrices, strict=True)
+        partial(torch_layer, layer, m, w) for layer, m in zip(few, matrices, strict=True)
     ])  # fmt: skip
     return [whole, plain, *parts]
 

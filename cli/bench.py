@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dieplace.cli import render
-from dieplace.cli.bench_tables import one_decimal, tables
+from dieplace.cli.bench_tables import live_parts, one_decimal, tables
 from dieplace.cli.options import BACKENDS, settings
 from dieplace.cli.table import Column, Table
 from dieplace.errors import UsageError
@@ -217,23 +217,36 @@ def _backend_name(ctx: click.Context) -> str:
 
 
 def _new_folder(name: str, out: str | None) -> Path:
-    if out is not None:
-        folder = Path(out)
-    else:
-        folder = Path("dieplace-runs") / f"{name}-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}"
     try:
+        folder = _own_folder(name) if out is None else Path(out)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"cannot make the folder {folder}: {error.strerror}", hint="name another with --out"
+            f"cannot make the folder {out or 'dieplace-runs'}: {error.strerror}", hint="name another with --out"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"the folder {folder} cannot be written", hint="name another with --out")
     return folder
 
 
+def _own_folder(name: str) -> Path:
+    """A new folder named after the time: two runs that start in one second (exec --per-device) get two."""
+    stem = Path("dieplace-runs") / f"{name}-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}"
+    for number in range(2, 1000):
+        try:
+            stem.mkdir(parents=True)
+            return stem
+        except FileExistsError:
+            stem = stem.with_name(f"{stem.name.partition('_')[0]}_{number}")
+    return stem
+
+
 def _show(ctx: click.Context, schema: str, runs: Sequence[Run], files: dict[str, Any], *, whole: bool = False) -> None:
-    from dieplace.experiments import published, summary
+    from dieplace.experiments import live_tables, published, summary
+
+    if live_tables.is_live(runs):
+        _show_live(ctx, schema, runs, files, whole=whole)
+        return
 
     why = published.why_not(runs[0])
     figures = [] if why else [row.to_json() for row in published.rows(runs)]
@@ -256,3 +269,20 @@ def _show(ctx: click.Context, schema: str, runs: Sequence[Run], files: dict[str,
     if "report" in files:
         lines.append(f"report: {files['report']}")
     render.answer(ctx, schema, payload, source=runs[0].source, table=lambda: [*tables(runs, payload, why), "", *lines])
+
+
+def _show_live(ctx: click.Context, schema: str, runs: Sequence[Run], files: dict[str, Any], *, whole: bool) -> None:
+    from dieplace.experiments import live_tables, summary
+
+    found = live_tables.tables(runs)
+    payload: dict[str, Any] = {
+        **files,
+        "origin": summary.title_word(runs),
+        "verdicts": live_tables.sentences(runs),
+        "tables": [{"title": one.title, "rows": list(one.rows), "note": one.note} for one in found],
+        "notes": list(dict.fromkeys(note for run in runs for note in run.notes)),
+    }
+    if whole:
+        payload["documents"] = [run.to_json() for run in runs]
+    lines = [f"runs: {', '.join(files['runs'])}", *([f"report: {files['report']}"] if "report" in files else [])]
+    render.answer(ctx, schema, payload, source=runs[0].source, table=lambda: [*live_parts(found, payload), "", *lines])

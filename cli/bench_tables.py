@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dieplace.cli.table import Column, Table
 
 if TYPE_CHECKING:
+    from dieplace.experiments.live_tables import LiveTable
     from dieplace.run import Run
 
 MOST_ARMS_ACROSS = 4  # a column each fits 80 characters; more are in the report
@@ -34,6 +35,19 @@ def tables(runs: Sequence[Run], payload: dict[str, Any], why: str | None) -> lis
     else:
         parts += [_published_table(payload["published"], word), ""]
     return [*parts, *(f"note: {note}" for note in payload["notes"])]
+
+
+def live_parts(found: Sequence[LiveTable], payload: dict[str, Any]) -> list[Table | str]:
+    """Tables and sentences of measured runs."""
+    parts: list[Table | str] = []
+    for one in found:
+        columns = [
+            Column(key, header, right=form is not None, show=form.format if form else str)
+            for key, header, form in one.columns
+            if any(row.get(key) not in (None, "") for row in one.rows)
+        ]
+        parts += [Table(columns, list(one.rows), title=one.title, notes=[f"  {one.note}"] if one.note else []), ""]
+    return [*parts, *payload["verdicts"], "", *(f"note: {note}" for note in payload["notes"])]
 
 
 def _term_table(rows: Sequence[dict[str, Any]], title: str) -> Table:

@@ -39,6 +39,8 @@ def compare_runs(base: Run, run: Run, *, allow: Sequence[str] = (), fail_on_perc
             hint="compare two runs of one origin",
             differing=["origin"],
         )
+    if base.experiment == run.experiment == "link":
+        raise UsageError("link runs have many rates and no one time to compare", hint="dieplace bench show BASE RUN")
     if base.experiment != run.experiment:
         raise Incomparable(
             f"BASE is a {base.experiment} run and RUN a {run.experiment} run",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dieplace.errors import UsageError, Unsupported
+from dieplace.errors import Unsupported, UsageError
 from dieplace.experiments.registry import Experiment, Options, Progress, refuse_arms
 
 if TYPE_CHECKING:
@@ -184,7 +184,8 @@ def _unknown(case: Case) -> dict[str, Quantity]:
 
     names = {"latency_ns": "ns", "latency_cycles": "SM cycles"} if case.what == "latency" else {"gb_per_s": "GB/s"}
     return {
-        name: Quantity(unit, "measured", None, why=ONE_DEVICE) for name, unit in {**names, "time_over_near": "x"}.items()
+        name: Quantity(unit, "measured", None, why=ONE_DEVICE)
+        for name, unit in {**names, "time_over_near": "x"}.items()
     }
 
 
@@ -205,9 +206,7 @@ def _hops(case: Case, arm: str, measured: Measured) -> dict[str, Quantity]:
     }
 
 
-def _rates(
-    case: Case, arm: str, measured: Measured, cold: bool, limits: Mapping[str, float]
-) -> dict[str, Quantity]:
+def _rates(case: Case, arm: str, measured: Measured, cold: bool, limits: Mapping[str, float]) -> dict[str, Quantity]:
     from dieplace.experiments.statistics import median
     from dieplace.run import Quantity
 

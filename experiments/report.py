@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dieplace.errors import UsageError
-from dieplace.experiments import summary
-from dieplace.experiments.markup import head_row, row_of_cells
+from dieplace.experiments import live_tables, summary
+from dieplace.experiments.markup import head_row, html_table, row_of_cells
 from dieplace.experiments.report_sections import (
     card_section,
     cause_section,
@@ -69,6 +69,17 @@ def page(runs: Sequence[Run]) -> str:
         f"<h1>{escape(title)}</h1>{label}",
         f'<p class="quiet">{escape(first.created)} · {escape(first.source)} node · {_blocks(runs)}</p>',
         _banner(runs, word),
+        *(_live_sections(runs) if live_tables.is_live(runs) else _modelled_sections(runs, word)),
+        _condition_section(runs),
+        _embedded(runs),
+    ]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+    shown = f"<head>{head}<style>{_STYLE}</style></head><body>{''.join(body)}</body>"
+    return f'<!doctype html>\n<html lang="en">{shown}</html>\n'
+
+
+def _modelled_sections(runs: Sequence[Run], word: str) -> list[str]:
+    return [
         *(f'<p class="said">{escape(line)}</p>' for line in summary.verdicts(runs)),
         token_section(runs, word),
         cause_section(runs, word),
@@ -76,12 +87,15 @@ def page(runs: Sequence[Run]) -> str:
         card_section(runs, word),
         published_section(runs, word),
         _parameter_section(runs),
-        _condition_section(runs),
-        _embedded(runs),
     ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    shown = f"<head>{head}<style>{_STYLE}</style></head><body>{''.join(body)}</body>"
-    return f'<!doctype html>\n<html lang="en">{shown}</html>\n'
+
+
+def _live_sections(runs: Sequence[Run]) -> list[str]:
+    found = [f"<p>{escape(line)}</p>" for line in live_tables.sentences(runs)]
+    for table in live_tables.tables(runs):
+        note = f"<p class=quiet>{escape(table.note)}</p>" if table.note else ""
+        found.append(f"<h2>{escape(table.title)}</h2>{note}{html_table(table.columns, table.rows)}")
+    return found
 
 
 def check_together(runs: Sequence[Run]) -> None:
@@ -99,7 +113,7 @@ def check_together(runs: Sequence[Run]) -> None:
 
 def _workload(run: Run) -> str:
     bytes_from = run.workload.get("bytes_from", "model shapes")
-    return f"{run.workload['name']} at {run.workload['context_tokens']}, bytes from {bytes_from}"
+    return f"{run.workload['name']} at {run.workload.get('context_tokens')}, bytes from {bytes_from}"
 
 
 def embedded_json(value: Any) -> str:

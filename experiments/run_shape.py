@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dieplace.errors import UsageError
+from dieplace.experiments import live_tables
 from dieplace.run import Point, Run
 
 QUANTITIES = ("token_us", "all_local_us", "penalty", "distance_us", "link_us", "cache_type_us", "wait_us")
@@ -30,6 +31,9 @@ def _told(error: Exception) -> str:
 
 
 def _check(run: Run) -> None:
+    if live_tables.is_live((run,)):
+        _check_live(run)
+        return
     work = run.workload
     for key in ("name", "model", "precision"):
         _want(work[key], str, f"workload.{key}")
@@ -58,6 +62,44 @@ def _check(run: Run) -> None:
         _check_point(point, dies_of)
 
 
+def _check_live(run: Run) -> None:
+    """Measured runs: what `live_tables` and the report read of them."""
+    _want(run.workload["name"], str, "workload.name")
+    if run.workload.get("context_tokens") is not None:
+        _number(run.workload["context_tokens"], "workload.context_tokens")
+    _mapping(run.facts.get("prediction", {}), "facts.prediction")
+    if run.facts.get("clock_share") is not None:
+        _number(run.facts["clock_share"], "facts.clock_share")
+    if not run.points:
+        raise ValueError("it has no points")
+    for point in run.points:
+        _want(point.arm, str, "an arm")
+        _numbers_of(point)
+        if not all(isinstance(note, str) for note in point.notes):
+            raise TypeError("a point's note is no text")
+        if run.experiment == "link":
+            for key in ("what", "reader", "directions", "cache"):
+                _want(point.factors[key], str, f"a point's {key}")
+            _whole(point.factors["working_set_bytes"], "a working set")
+        _number(point.factors.get("moved_bytes_per_layer", 0), "moved bytes")
+        for homes in _mapping((point.residency_before or {}).get("bytes_by_role_and_domain", {}), "homes").values():
+            for nbytes in _mapping(homes, "bytes of a role").values():
+                _number(nbytes, "bytes in a domain")
+
+
+def _numbers_of(point: Point) -> None:
+    for name, quantity in point.quantities.items():
+        _want(quantity.method, str, f"method of {name}")
+        for number in (quantity.value, quantity.low, quantity.high, *quantity.by_set.values(), *quantity.samples):
+            if number is not None:
+                _number(number, f"{name} of {point.arm}")
+
+
+def _whole(value: Any, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} is no whole number")
+
+
 def _check_point(point: Point, dies_of: Mapping[str, Any]) -> None:
     _want(point.arm, str, "an arm")
     _mapping(point.factors, "a point's factors")
@@ -67,10 +109,7 @@ def _check_point(point: Point, dies_of: Mapping[str, Any]) -> None:
     for name in QUANTITIES:
         if name not in point.quantities:
             raise ValueError(f"arm {point.arm} has no {name}")
-    for name, quantity in point.quantities.items():
-        for number in (quantity.value, quantity.low, quantity.high, *quantity.by_set.values(), *quantity.samples):
-            if number is not None:
-                _number(number, f"{name} of {point.arm}")
+    _numbers_of(point)
     for stage in point.stages:
         _want(stage["stage"], str, "a stage's name")
         for key in _STAGE_NUMBERS:

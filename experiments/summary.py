@@ -109,6 +109,8 @@ def step_word(runs: Sequence[Run]) -> str:
 def workload_words(runs: Sequence[Run]) -> str:
     """`gpt-oss-120b mxfp4, 1,024, 8,192 and 32,768 tokens of context`: the model and every context of the points."""
     work = runs[0].workload
+    if "context_tokens" not in work:
+        return str(work["name"])
     found = sorted({int(p.factors.get("context_tokens", run.workload["context_tokens"])) for run, p in points(runs)})
     words = [f"{tokens:,}" for tokens in found]
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -39,9 +39,14 @@ def flag_set() -> Iterator[Case]:
 
 
 def flag_wait() -> Iterator[Case]:
+    """All flags up, or some that stay behind, each with a value of its own; what a status held before stays in it."""
     for n in range(1, 22):
-        status = torch.zeros(2, dtype=torch.int32)
-        yield Case(f"F={n}", {"flag": _flags(n, n + 5), "status": status}, {"value": n + 5, "spin_limit": 64})
+        flag, status = _flags(n, n + 5), torch.tensor([3 * n, 7 * n], dtype=torch.int32)
+        late = list(range(0, n, 3)) if n % 4 else []
+        for index in late:
+            flag[index] = 1000 + index
+        label = f"F={n} late={len(late)}"
+        yield Case(label, {"flag": flag, "status": status}, {"value": n + 5, "spin_limit": 64})
 
 
 def probe_stream() -> Iterator[Case]:
@@ -51,7 +56,8 @@ def probe_stream() -> Iterator[Case]:
     ):
         generator = torch.Generator().manual_seed(seed)
         src = torch.randint(-(2**31), 2**31 - 1, (n,), dtype=torch.int32, generator=generator)
-        out = poisoned((256 * (1 + seed % 3),), torch.int32)
+        # Words that no two lanes share and that fold to something: what is not written then shows in the XOR.
+        out = torch.randint(1, 2**31 - 1, (256 * (1 + seed % 3),), dtype=torch.int32, generator=generator)
         yield Case(
             f"N={n} blocks={1 + seed % 3} passes={1 + seed % 2}", {"src": src, "out": out}, {"passes": 1 + seed % 2}
         )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from dieplace.errors import DieplaceError
 from dieplace.kernels import registry
@@ -73,4 +76,20 @@ def _check_case(op: str, backend: str, given: Case, kept: Case, device: str) -> 
         return float("inf"), str(problem)
     found = {name: tensor.cpu() for name, tensor in operands.items() if tensor is not None}
     deviation = max(compare(before, found), key=lambda d: d.ratio)
-    return deviation.ratio, None if deviation.ok else str(deviation)
+    if not deviation.ok:
+        return deviation.ratio, str(deviation)
+    touched = _written_inputs(before, found)
+    return deviation.ratio, f"wrote to its input {', '.join(touched)}" if touched else None
+
+
+def _written_inputs(before: registry.Call, found: Mapping[str, Tensor]) -> list[str]:
+    """Inputs whose bytes differ from what was given: a store that went astray into an operand of the call."""
+    given = {spec.name: before.operands[spec.name] for spec in before.op.operands if spec.use == registry.INPUT}
+    return [name for name, kept in given.items() if kept is not None and not same_bytes(kept, found[name])]
+
+
+def same_bytes(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bits, NaN included."""
+    # Into fresh memory: one flag line keeps its stride even when asked to be contiguous.
+    plain = [torch.empty(t.numel(), dtype=t.dtype).copy_(t.reshape(-1)) for t in (first, second)]
+    return torch.equal(*(t.view(torch.uint8) for t in plain))

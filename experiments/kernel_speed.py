@@ -1,13 +1,14 @@
 """Kernel speed on one NVIDIA GPU: ratios to ceilings measured in the same run, never to a datasheet.
 
-Run as `python -m dieplace.experiments.kernel_speed [--out FILE] [--sweep]`. Each case is captured in a CUDA graph that
-walks over distinct operands, so that no weight is in the last-level cache when it is used again; samples are device
-event times of whole replays divided by the launches in them. Ratios need no clock of the host.
+Run as `python -m dieplace.experiments.kernel_speed [--out FILE] [--layers N]`. Each case is captured in a CUDA graph
+that walks over distinct operands, so that no weight is in the last-level cache when it is used again; samples are
+device event times of whole replays divided by the launches in them. Ratios need no clock of the host.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import sys
@@ -121,6 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=8)
     options = parser.parse_args(arguments)
     import torch
+
+    if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+        parser.exit(3, "kernel_speed: it needs an NVIDIA GPU, a CUDA build of torch and Triton: see dieplace doctor\n")
     import triton
 
     from dieplace.experiments.layer_speed import layer_speeds

@@ -65,6 +65,7 @@ _EXPORTS: dict[str, str] = {
     "audit": "dieplace.residency",
     "Residency": "dieplace.residency",
     "Run": "dieplace.run",
+    "import_buffer": "dieplace.sharing",
     "SyncFlags": "dieplace.syncflags",
     "Handoff": "dieplace.workload",
     "Operand": "dieplace.workload",

@@ -68,6 +68,7 @@ class KVCache:
                         role="kv_cache",
                         dtype=DTYPES.get(dtype, dtype),
                         name=f"{name}.{layer}",
+                        movable=True,
                     )
                 )
         except Exception:

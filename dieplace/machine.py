@@ -181,12 +181,21 @@ class Machine:
         dtype: str = "uint8",
         name: str = "",
         memory_class: str | None = None,
+        movable: bool = False,
     ) -> Buffer:
         """One placed buffer; see `dieplace.memory.allocate`."""
         from dieplace.memory import allocate
 
         return allocate(
-            self, size, device=device, policy=policy, role=role, dtype=dtype, name=name, memory_class=memory_class
+            self,
+            size,
+            device=device,
+            policy=policy,
+            role=role,
+            dtype=dtype,
+            name=name,
+            memory_class=memory_class,
+            movable=movable,
         )
 
     def card(self, name: str) -> Card:

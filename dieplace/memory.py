@@ -15,13 +15,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dieplace.backends.base import Allocation, Backend, Location, require
-from dieplace.errors import DomainFull, PlacementError, UsageError
+from dieplace.errors import DomainFull, PlacementError, Unsupported, UsageError
 from dieplace.machine import Device, Machine
 from dieplace.policy import Policy, Resolved, expected_bytes, resolve
 from dieplace.workload import ROLES
 
 if TYPE_CHECKING:
     import torch
+
+    from dieplace.sharing import Exported
 
 # Flags are polled across dies: only the extended-scope class cannot go stale there (memory-locality reference, 2.4).
 CLASS_OF_ROLE = {"weights": "coarse", "kv_cache": "coarse", "activation": "coarse", "sync_flag": "uncached"}
@@ -128,6 +130,30 @@ class Buffer:
         self._finalizer.atexit = False
         return self
 
+    def export(self) -> Exported:
+        """What another process imports this buffer by (`dp.import_buffer`); keep the buffer alive meanwhile.
+
+        Unsupported for movable memory, and on a backend that does not share between processes.
+        """
+        from dieplace.sharing import Exported
+
+        self._check_live("export")
+        share = getattr(self._session, "export", None)
+        if share is None:
+            raise Unsupported(f"the {self.machine.backend} backend does not share memory between processes")
+        return Exported(
+            handle=share(self._allocation),
+            nbytes=self.nbytes,
+            domain=self.requested[0],
+            memory_class=self.memory_class,
+            role=self.role,
+            name=self.name,
+            shape=self.shape,
+            dtype=self.dtype,
+            backend=self.machine.backend,
+            stamp=self.machine.stamp,
+        )
+
     def free(self) -> None:
         """Give the memory back now (with the last view, where views exist); freeing twice is harmless."""
         if self._finalizer.detach() is not None:
@@ -158,8 +184,12 @@ def allocate(
     dtype: str = "uint8",
     name: str = "",
     memory_class: str | None = None,
+    movable: bool = False,
 ) -> Buffer:
     """One buffer of `size` bytes, or of a shape in `dtype` (a torch dtype's name), where the policy says.
+
+    `movable` asks for memory that `move` can give another home; on a device that is VMM memory, which cannot be
+    exported. Memory outside the executing device's own domain is movable in any case, flags never.
 
     Raises DomainFull (nothing taken), PlacementError where the policy has no meaning here, UsageError for an unknown
     role, Unsupported on a machine without a memory session.
@@ -178,6 +208,7 @@ def allocate(
         role=role,
         name=name,
         spill_to=machine.domain(resolved.spill_to) if resolved.spill_to else None,
+        movable=movable,
     )
     buffer = Buffer(machine, session, allocation, resolved, role, name, shape, dtype)
     if resolved.spill_to is None:
@@ -240,6 +271,18 @@ def find_owner(address: int) -> tuple[Any, Allocation] | None:
         allocation = session.find(address)
         if allocation is not None:
             return session, allocation
+    return None
+
+
+def unplaced(address: int, nbytes: int) -> Location | None:
+    """Where a device says memory is that nobody placed; None where no session knows the address."""
+    with _sessions_lock:
+        sessions = list(_sessions)
+    for session in sessions:
+        look = getattr(session, "unplaced", None)
+        found: Location | None = look(address, nbytes) if look else None
+        if found is not None:
+            return found
     return None
 
 

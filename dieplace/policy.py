@@ -138,6 +138,14 @@ def expected_bytes(pattern: tuple[str, ...], nbytes: int) -> dict[str, int]:
     return {domain: size for domain, size in found.items() if size}
 
 
+def expected_slice(pattern: tuple[str, ...], offset_bytes: int, nbytes: int) -> dict[str, int]:
+    """As `expected_bytes`, for a slice that begins `offset_bytes` into the allocation."""
+    before = expected_bytes(pattern, offset_bytes) if pattern else {}
+    upto = expected_bytes(pattern, offset_bytes + nbytes) if pattern else {}
+    found = {domain: size - before.get(domain, 0) for domain, size in upto.items()}
+    return {domain: size for domain, size in found.items() if size}
+
+
 def peer_domain(machine: Machine, device: Device) -> Domain:
     """The one other domain of the device's card; for two NVIDIA GPUs the other GPU's."""
     return _other_domain(machine, machine.domain(_own(device)))

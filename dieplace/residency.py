@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dieplace.errors import Misplaced, UsageError
-from dieplace.memory import Buffer, find_owner
-from dieplace.policy import expected_bytes
+from dieplace.memory import Buffer, find_owner, unplaced
+from dieplace.policy import expected_slice
 
 SCHEMA = "dieplace/residency/1"
 EVIDENCE = ("declared", "accounted", "probed")
@@ -94,8 +94,19 @@ class Residency:
         own = sum(item.bytes_by_domain.get(local_domain_of[str(item.device)], 0) for item in items)
         return 1 - own / total
 
-    def require_placed(self) -> Residency:
-        """Itself where nothing is misplaced; Misplaced (exit 1) with the list otherwise."""
+    def require_placed(self, evidence: str = "declared") -> Residency:
+        """Itself where nothing is misplaced; Misplaced (exit 1) with the list otherwise.
+
+        Also refuses an audit whose evidence is weaker than asked: `declared` alone cannot see an allocator that
+        spilled and said nothing (ROCm/amdgpu issue 186).
+        """
+        if self.items and EVIDENCE.index(str(self.evidence)) < EVIDENCE.index(evidence):
+            weak = [item.name for item in self.items if EVIDENCE.index(item.evidence) < EVIDENCE.index(evidence)]
+            raise Misplaced(
+                f"the audit is only {self.evidence}, {evidence} was asked: {', '.join(weak[:5])}",
+                hint="see what the driver's counters say: dieplace doctor",
+                weak=weak,
+            )
         if self.misplaced:
             shown = ", ".join(
                 f"{item.name} ({item.misplaced_bytes} of {item.nbytes} bytes)" for item in self.misplaced[:5]
@@ -189,20 +200,21 @@ def _audit_one(name: str, thing: Any, seen: set[int]) -> Item | None:
     owner = find_owner(storage.data_ptr())
     nbytes = int(storage.nbytes())
     if owner is None:
-        return Item(name, "activation", nbytes, (), {NOT_PLACED: nbytes}, "declared", nbytes)
+        known = None if thing.device.type == "cpu" else unplaced(storage.data_ptr(), nbytes)
+        where = known.bytes_by_domain if known is not None else {NOT_PLACED: nbytes}
+        return Item(name, "activation", nbytes, (), where, "declared", nbytes)
     return _placed_tensor(name, nbytes, storage.data_ptr(), *owner)
 
 
 def _placed_tensor(name: str, nbytes: int, address: int, session: Any, allocation: Any) -> Item:
     request = session.request(allocation)
     location = session.locate([replace(allocation, address=address, nbytes=nbytes)])
-    pattern = request.pattern if address == allocation.address else _one_object(request.pattern)
-    return _item(name, request.role, nbytes, pattern, location.bytes_by_domain, location.evidence, request.device, None)
-
-
-def _one_object(pattern: tuple[str, ...]) -> tuple[str, ...]:
-    """Storages that do not begin their allocation are slices of a shared 2 MiB object: the pattern's first."""
-    return pattern[:1]
+    expected = expected_slice(request.pattern, address - allocation.address, nbytes)
+    wrong = _misplaced_bytes(expected, location.bytes_by_domain)
+    asked = tuple(expected)
+    return Item(
+        name, request.role, nbytes, asked, location.bytes_by_domain, location.evidence, wrong, request.device, None
+    )
 
 
 def _item(
@@ -215,9 +227,12 @@ def _item(
     device: str | None,
     by_die: Mapping[int, int] | None,
 ) -> Item:
-    expected = expected_bytes(requested, nbytes)
-    wrong = sum(max(0, n - expected.get(domain, 0)) for domain, n in by_domain.items())
+    wrong = _misplaced_bytes(expected_slice(requested, 0, nbytes), by_domain)
     return Item(name, role, nbytes, requested, by_domain, evidence, wrong, device, by_die)
+
+
+def _misplaced_bytes(expected: Mapping[str, int], found: Mapping[str, int]) -> int:
+    return sum(max(0, n - expected.get(domain, 0)) for domain, n in found.items())
 
 
 def _total(parts: Iterable[Mapping[Any, int]]) -> dict[Any, int]:

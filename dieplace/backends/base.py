@@ -117,8 +117,10 @@ class MemoryBackend(Protocol):
     It is the memory of the machine as it is now; what was allocated before a mode change stays with the object of
     its time. `domain` may be a pattern of domains that repeats over 2 MiB objects.
     `free_later` is `free` for finalizers. `move` keeps the address. `find` and `request` serve the audit. Inside
-    `placing` what torch allocates on this thread lands in the domain. A backend that can look inside a domain also
-    has `bytes_by_die(allocation)`.
+    `placing` what torch allocates on this thread lands in the domain. `movable` memory can be moved; what is not may be
+    refused by `move`. A backend that can look inside a domain also has `bytes_by_die(allocation)`; one that knows
+    memory which nobody placed has `unplaced(address, nbytes)`; one that shares between processes has `export` and
+    `import_handle`.
     """
 
     def allocate(
@@ -131,6 +133,7 @@ class MemoryBackend(Protocol):
         role: str = "activation",
         name: str = "",
         spill_to: Domain | None = None,
+        movable: bool = False,
     ) -> Allocation: ...
     def free(self, allocation: Allocation) -> None: ...
     def free_later(self, allocation: Allocation) -> None: ...

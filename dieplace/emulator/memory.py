@@ -38,10 +38,12 @@ class EmulatedMemory:
         role: str = "activation",
         name: str = "",
         spill_to: Domain | None = None,
+        movable: bool = False,
     ) -> Allocation:
         """One piece of memory in a domain, or over a repeating pattern of domains; DomainFull with nothing taken.
 
-        With `spill_to`, objects that no longer fit the domain go there; the audit calls those misplaced.
+        With `spill_to`, objects that no longer fit the domain go there; the audit calls those misplaced. All of it can
+        be moved, `movable` or not.
         """
         pattern = _ids(domain)
         options: dict[str, Any] = {"role": role, "name": name, "memory_class": memory_class, "device": device.id}

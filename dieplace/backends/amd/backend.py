@@ -17,6 +17,7 @@ from dieplace.sysfs import Sysfs
 
 if TYPE_CHECKING:
     from dieplace.backends.base import Holders
+    from dieplace.backends.device_memory import DeviceMemory
     from dieplace.machine import Card, Machine
     from dieplace.modes import Mode
 
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 class AmdBackend:
     """The live node, or a tree under `root` (then its machine is `replayed` and cannot be acted on).
 
-    `sysfs` injects all reads; `environ` is where the visibility variables are looked up.
+    `sysfs` injects all reads; `environ` is where the visibility variables are looked up. `hip_library` is a
+    libamdhip64 to use instead of the one that this process or torch brings.
     """
 
     name = "amd"
-    groups = frozenset({"always", "partitioning"})
+    groups = frozenset({"always", "partitioning", "memory"})
     source = "live"
 
     def __init__(
@@ -37,7 +39,10 @@ class AmdBackend:
         root: str | Path = "/",
         sysfs: Sysfs | None = None,
         environ: Mapping[str, str] | None = None,
+        hip_library: str | None = None,
     ) -> None:
+        self._hip_library = hip_library
+        self._device_memory: tuple[tuple[str | None, str | None], DeviceMemory] | None = None
         self._sysfs = sysfs if sysfs is not None else Sysfs(root)
         self.environ = os.environ if environ is None else environ
         if type(self) is AmdBackend and self._sysfs.root != Path("/"):
@@ -89,6 +94,25 @@ class AmdBackend:
     def stamp(self) -> tuple[str | None, str | None]:
         """(boot id, KFD generation id)."""
         return topology.stamp(self.sysfs)
+
+    def switching(self) -> str | None:
+        """A sentence where a partition switch of this node is running now, else None."""
+        if not anything_on_record(self._emulated_folder()):
+            return None
+        from dieplace.partition import session_methods
+
+        return session_methods.switching(self)
+
+    @property
+    def memory(self) -> Any:
+        """HIP memory of the machine as it is now, opened on first use; Unsupported where HIP cannot be opened."""
+        stamp = self.stamp()
+        if self._device_memory is None or self._device_memory[0] != stamp:
+            from dieplace.backends.amd.memory import hip_memory
+
+            made = hip_memory(self.snapshot(links=False), self.sysfs, library=self._hip_library)
+            self._device_memory = (stamp, made)
+        return self._device_memory[1]
 
     def partition_control(self, rocm_path: str | None = None) -> Any:
         """What carries out partition changes on this node."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ def doctor(ctx: click.Context, rocm_path: str | None) -> None:
 
     Nothing is changed, and no vendor library is loaded but for NVIDIA's own list of GPUs.
     """
-    checks = list(_checks(settings(ctx).node, rocm_path))
+    chosen = settings(ctx)
+    checks = list(_checks(chosen.backend, chosen.node, rocm_path))
     versions = package_versions()
     rows = [{"what": c.what, "works": c.works, "why": c.why, "do": c.do} for c in checks]
     payload = {
@@ -90,7 +92,7 @@ def package_versions() -> dict[str, str | None]:
     return found
 
 
-def _checks(node: str | None, rocm_path: str | None) -> Iterator[Check]:
+def _checks(backend: str | None, node: str | None, rocm_path: str | None) -> Iterator[Check]:
     answers = probes(node=node)
     versions = package_versions()
     amd, nvidia = answers["amd"], answers["nvidia"]
@@ -101,6 +103,10 @@ def _checks(node: str | None, rocm_path: str | None) -> Iterator[Check]:
     yield _state_check()
     emulated = answers["emulated"]
     yield Check("use an emulated node", emulated.available, emulated.reason, emulated.hint)
+    if backend == "emulated" and emulated.available:
+        from dieplace.backends.emulated import EmulatedBackend
+
+        yield replace(render_node_check(EmulatedBackend(node).sysfs), what="open its render nodes")
     yield _package_check("build and emulate FlyDSL kernels", "flydsl", versions)
     yield _package_check("Triton kernels", "triton", versions, "comes with torch on Linux x86-64 GPU builds")
     yield _package_check("statistics of experiments", "scipy", versions)
@@ -118,6 +124,7 @@ def _amd_checks(present: bool, versions: dict[str, str | None], rocm_path: str |
         yield Check("place memory on AMD dies", False, where)
         return
     yield from _switch_checks(smi, versions)
+    yield render_node_check(Sysfs())
     yield Check(
         "place memory on AMD dies",
         hip is not None,
@@ -131,6 +138,24 @@ def _amd_checks(present: bool, versions: dict[str, str | None], rocm_path: str |
         "readable and writable" if kfd else "no access for this user",
         None if kfd else "add the user to the groups render and video, and log in again",
     )
+
+
+def render_node_check(sysfs: Sysfs) -> Check:
+    """EACCES on one render node whose KFD node is visible makes hsa_init fail altogether (ROCm issue 3144)."""
+    from dieplace.backends.amd.topology import closed_render_nodes
+    from dieplace.sysfs import errno_name
+
+    closed = closed_render_nodes(sysfs)
+    if not closed:
+        return Check("open render nodes", True, "every device that KFD shows can be opened")
+    told = ", ".join(f"{path} ({errno_name(code)})" for path, code in closed)
+    if any(code == errno.EACCES for code in dict(closed).values()):
+        why = f"no access to {told}: HIP fails as a whole on a node where one visible device gives EACCES"
+        return Check(
+            "open render nodes", False, why,
+            "give the user all of them (groups render and video); hide a card by the device cgroup, never by chmod",
+        )  # fmt: skip
+    return Check("open render nodes", False, f"{told}: HIP skips these", "is the container given these devices?")
 
 
 def _switch_checks(smi: str | None, versions: dict[str, str | None]) -> Iterator[Check]:

@@ -72,10 +72,13 @@ def _run(
     ctx: click.Context, command: tuple[str, ...], show: bool, verify: bool, strict: bool, words: dict[str, Any]
 ) -> None:
     from dieplace.binding.prepare import prepare
+    from dieplace.binding.visibility import refuse_during_switch
 
     request = _request(ctx, words)
     if not command and not show and not verify:
         raise UsageError("no program was named", hint="dieplace exec --device gpu0/p1 -- CMD; or --print, or --verify")
+    if request.devices is not None and not show:
+        refuse_during_switch(request.backend, request.node, os.environ)
     prepared = prepare(request, os.environ)
     if show:
         _print(ctx, prepared, command)

@@ -22,6 +22,7 @@ from dieplace.partition.plan import Plan, targets_text
 from dieplace.partition.profile import export as export_profile
 from dieplace.partition.profile import read_profile, resolve, select
 from dieplace.partition.verify import mismatches
+from dieplace.partition.words import ByIndex, modes_for, read_word
 
 
 @click.group()
@@ -56,8 +57,11 @@ def plan_command(
     units: tuple[str, ...],
     rocm_path: str | None,
 ) -> None:
-    """Print the steps to MODE, whom they disturb, what blocks them and the undo. Changes nothing."""
-    wanted = Mode.parse(mode)
+    """Print the steps to MODE, whom they disturb, what blocks them and the undo. Changes nothing.
+
+    MODE is DPX/NPS2, or 1/NPS2 with the compute mode's position (from 0) in the driver's own list.
+    """
+    wanted = read_word(mode)
     control, facts = _node(ctx, rocm_path)
     answer_plan(ctx, _build(control, facts, _on(facts, cards, wanted), allow_unvalidated, units))
 
@@ -82,8 +86,11 @@ def set_command(
     ready_limit: float,
     rocm_path: str | None,
 ) -> None:
-    """Switch cards to MODE, verify, and remember how to get back."""
-    wanted = Mode.parse(mode)
+    """Switch cards to MODE, verify, and remember how to get back.
+
+    MODE is DPX/NPS2, or 1/NPS2 with the compute mode's position (from 0) in the driver's own list.
+    """
+    wanted = read_word(mode)
     control, _ = _node(ctx, rocm_path)
     limits = Limits(unload_s=unload_limit, ready_s=ready_limit)
 
@@ -142,7 +149,7 @@ def assert_command(
     if path is not None and cards:
         raise UsageError("a profile names its own cards", hint="leave --card out")
     entries = read_profile(path).named(profile) if path is not None else None
-    asked = Mode.parse(mode) if mode is not None else None
+    asked = read_word(mode) if mode is not None else None
     control, _ = _node(ctx, None)
     facts = control.read(links=True)
     wanted = resolve(facts, entries) if entries is not None else _on(facts, cards, asked)
@@ -216,9 +223,9 @@ def _source_name(ctx: click.Context) -> str:
     return settings(ctx).backend or "amd"
 
 
-def _on(facts: NodeFacts, cards: tuple[str, ...], mode: Mode | None) -> dict[str, Mode]:
+def _on(facts: NodeFacts, cards: tuple[str, ...], mode: Mode | ByIndex | None) -> dict[str, Mode]:
     assert mode is not None
-    return dict.fromkeys(select(facts, cards or None), mode)
+    return modes_for(facts, select(facts, cards or None), mode)
 
 
 def _build(

@@ -7,13 +7,14 @@ carries the partition as its function (`dddd:bb:dd.p`), which is the only way to
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import sys
 from typing import Any
 
 from dieplace.binding.bind import read_back
 from dieplace.binding.host import status_lists
-from dieplace.sysfs import Sysfs
+from dieplace.sysfs import Sysfs, errno_name
 
 HIP_MULTIPROCESSORS = 63  # hipDeviceAttributeMultiprocessorCount, ROCm 6 and 7 (hip_runtime_api.h)
 CUDA_MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
@@ -32,7 +33,24 @@ def main(vendor: str) -> None:
             answer["devices_why"] = "no GPU runtime is asked"
     except OSError as error:
         answer |= {"devices": None, "devices_why": str(error)}
+    if vendor == "amd" and not answer["devices"] and (trouble := kfd_trouble(Sysfs("/"))):
+        answer["devices_why"] = f"{answer.get('devices_why', 'HIP lists no device')}; {trouble}"
     sys.stdout.write(json.dumps(answer))
+
+
+def kfd_trouble(sysfs: Sysfs) -> str | None:
+    """Why HIP may have found nothing: /dev/kfd cannot be opened. Asked in a child only, since whoever opens it once
+    stays a user of KFD until it ends."""
+    try:
+        sysfs.openable("/dev/kfd")
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return (
+                "opening /dev/kfd gives EINVAL, as it does while a partition switch holds KFD's lock: try again in "
+                "a few seconds, and see 'dieplace partition show' if it stays"
+            )
+        return f"/dev/kfd cannot be opened ({errno_name(error.errno)})"
+    return None
 
 
 def hip_devices() -> list[dict[str, Any]]:

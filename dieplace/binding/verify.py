@@ -71,7 +71,8 @@ def _devices(prepared: Prepared, answer: dict[str, Any]) -> list[Check]:
         why = str(answer.get("devices_why"))
         asked = None if prepared.vendor == "none" else False
         return [Check(label, "devices", str(len(prepared.devices)), why, asked)]
-    checks = [Check(label, "devices", str(len(prepared.devices)), str(len(seen)), len(seen) == len(prepared.devices))]
+    found = f"{len(seen)} ({answer['devices_why']})" if answer.get("devices_why") else str(len(seen))
+    checks = [Check(label, "devices", str(len(prepared.devices)), found, len(seen) == len(prepared.devices))]
     for device, found in zip(prepared.devices, seen, strict=False):
         checks.append(Check(label, f"{device.id} BDF", device.bdf, found["bdf"], _same_bdf(device.bdf, found["bdf"])))
         same = None if device.cus is None else device.cus == found["cus"]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dieplace.errors import BackendError, NoSuchDevice, Unsupported
+from dieplace.errors import BackendError, Busy, NoSuchDevice, Unsupported
 from dieplace.machine import Device, Machine
 
 AMD_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
@@ -87,6 +87,18 @@ def environment(view: View, devices: Sequence[Device], *, by: str = "rocr") -> d
         hip = ",".join(str(index) for index in range(len(devices)))
     told["HIP_VISIBLE_DEVICES"] = hip
     return told | ({"CUDA_VISIBLE_DEVICES": hip} if "CUDA_VISIBLE_DEVICES" in view.environ else {})
+
+
+def refuse_during_switch(backend_name: str | None, node: str | None, environ: Mapping[str, str]) -> None:
+    """Busy, with the advice to try again, while the node's partition mode is being switched: a program started now
+    would get EINVAL from /dev/kfd (legacy-rocm-build issue 5379), or stand in the way of the driver's unload."""
+    from dieplace.discover import make_backend
+
+    name = backend_name or environ.get("DIEPLACE_BACKEND") or "amd"
+    switching = getattr(make_backend(name, node=node), "switching", None)
+    why = switching() if switching is not None else None
+    if why is not None:
+        raise Busy(why, hint="start it again when the switch has ended: 'dieplace partition show' tells", holders=[])
 
 
 def look(backend_name: str | None, node: str | None, environ: Mapping[str, str]) -> View:

@@ -11,7 +11,7 @@ from dieplace.binding.bind import Bound, carry_out
 from dieplace.binding.plan import Binding
 from dieplace.binding.prepare import NOT_THIS_MACHINE, device_binding
 from dieplace.binding.ranks import require_rank
-from dieplace.binding.visibility import chosen_devices, environment, look
+from dieplace.binding.visibility import chosen_devices, environment, look, refuse_during_switch
 from dieplace.errors import UsageError
 from dieplace.machine import Device
 
@@ -32,6 +32,7 @@ def bind_this_process(
     UsageError where the runtime has started already: it would not look again.
     """
     _refuse_started()
+    refuse_during_switch(backend, node, os.environ)
     view = look(backend, node, os.environ)
     if device is None:
         devices = chosen_devices(view, among)

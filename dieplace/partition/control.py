@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,9 +17,17 @@ if TYPE_CHECKING:
 
 _UNIT = re.compile(r"[A-Za-z0-9:_@\\][A-Za-z0-9:_.@\\-]{0,240}\.(service|socket|target|timer|path)")
 
+TICK_S = 2.0  # how often a call that blocks is told about
+# Called with the seconds that a call has blocked so far, and what is known about it ("pid 812, state D").
+Tick = Callable[[float, str], None]
+
 # What an answer can mean. Only `refused`, `denied`, `busy` and `reset` promise that nothing was recorded.
 MEANINGS = ("ok", "refused", "denied", "busy", "reset", "broken", "absent", "hung", "unknown")
 NOTHING_RECORDED = ("refused", "denied", "busy", "reset")
+
+
+def silent(elapsed_s: float, what: str) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -107,16 +115,20 @@ class Control(Protocol):
     def privileged(self) -> bool: ...
     def road(self) -> Road: ...
 
+    def versions(self) -> dict[str, str]:
+        """Versions of what takes part, as far as they are known already; asks no library."""
+
     def memories_of(self, bdf: str, compute: str) -> tuple[str, ...] | None:
         """Memory modes the driver combines with `compute`; writes its selector (never a mode) and puts it back."""
 
     def set_memory(self, bdf: str, word: str) -> Answer: ...
     def set_compute(self, bdf: str, word: str) -> Answer: ...
 
-    def unload(self, timeout_s: float, keep_open: tuple[int, ...] = ()) -> Answer:
-        """Unload the driver; descriptors in `keep_open` (the lock) are inherited: an orphaned unload keeps the lock."""
+    def unload(self, timeout_s: float, keep_open: tuple[int, ...] = (), tick: Tick = silent) -> Answer:
+        """Unload the driver; descriptors in `keep_open` (the lock) are inherited: an orphaned unload keeps the lock.
+        `tick` hears every few seconds that it still runs."""
 
-    def load(self, timeout_s: float, keep_open: tuple[int, ...] = ()) -> Answer: ...
+    def load(self, timeout_s: float, keep_open: tuple[int, ...] = (), tick: Tick = silent) -> Answer: ...
     def unit_active(self, unit: str) -> bool | None: ...
     def stop_unit(self, unit: str) -> Answer: ...
     def start_unit(self, unit: str) -> Answer: ...

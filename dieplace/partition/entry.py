@@ -21,6 +21,8 @@ from dieplace.partition.journal import standing as journal_standing
 from dieplace.partition.plan import Plan
 from dieplace.partition.profile import resolve, select
 from dieplace.partition.verify import mismatches, modes_of
+from dieplace.partition.versions import told_with_versions
+from dieplace.partition.words import modes_for, read_word
 
 Wanted = str | Mode | Mapping[str, str | Mode]
 
@@ -36,8 +38,8 @@ def plan(
 ) -> Plan:
     """Steps from the node as it is to `mode` on `cards` (all by default); changes nothing.
 
-    `mode` is one mode, or a map from cards to modes. Raises UsageError (unknown word), NoSuchDevice, NoSuchMode,
-    Unsupported (guest, read-only mode files, mixed hives) before any step exists.
+    `mode` is one mode (by name, or `1/NPS2` by index), or a map from cards to modes by name. Raises UsageError (unknown
+    word), NoSuchDevice, NoSuchMode, Unsupported (guest, read-only mode files, mixed hives) before any step exists.
     """
     session = machine.require_session("plan a partition change")
     control = control_of(session, rocm_path)
@@ -49,7 +51,7 @@ def plan(
         wanted = resolve(facts, {key: _mode(word) for key, word in mode.items()})
     else:
         chosen = (cards,) if isinstance(cards, str) else cards
-        wanted = dict.fromkeys(select(facts, chosen), _mode(mode))
+        wanted = modes_for(facts, select(facts, chosen), mode if isinstance(mode, Mode) else read_word(mode))
     made = build(
         control, facts, wanted, allow_unvalidated=allow_unvalidated, units=tuple(map(check_unit, stop_services))
     )
@@ -68,6 +70,20 @@ def build(
     start: NodeFacts | None = None,
 ) -> Plan:
     """A plan from facts; `start` is the node now where `facts` are the record of an earlier one (driver not loaded)."""
+    with told_with_versions(control):
+        return _build(control, facts, wanted, allow_unvalidated, units, clear_pending, purpose, start)
+
+
+def _build(
+    control: Control,
+    facts: NodeFacts,
+    wanted: Mapping[str, Mode],
+    allow_unvalidated: bool,
+    units: tuple[str, ...],
+    clear_pending: bool,
+    purpose: str,
+    start: NodeFacts | None,
+) -> Plan:
     record = Record(control.store)
     now = start or facts
     if not facts.driver_loaded and start is None:
@@ -124,9 +140,10 @@ def carry_out(
     """`apply` for a given control, returning the outcome with its notes."""
     control.pin({card.bdf: card.id for card in plan.before.cards})
     report = progress or (lambda text: None)
-    if plan.empty and plan.purpose == "restore":
-        return _settle(plan, control, report, wait_s)
-    return execute(plan, control, Record(control.store), wait_s=wait_s, report=report, limits=limits)
+    with told_with_versions(control):
+        if plan.empty and plan.purpose == "restore":
+            return _settle(plan, control, report, wait_s)
+        return execute(plan, control, Record(control.store), wait_s=wait_s, report=report, limits=limits)
 
 
 def plan_restore(control: Control) -> Plan:

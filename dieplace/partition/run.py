@@ -14,12 +14,12 @@ from dieplace.errors import (
     NotVerified,
     Unsupported,
 )
-from dieplace.modes import partitions_of
 from dieplace.partition.blocking import Report, blockers, busy, require_free
-from dieplace.partition.control import NOTHING_RECORDED, Answer, Control, Limits
+from dieplace.partition.control import NOTHING_RECORDED, Answer, Control, Limits, Tick
 from dieplace.partition.facts import CardFacts, NodeFacts
 from dieplace.partition.journal import Journal, Record, Wish, live_wishes
 from dieplace.partition.plan import Plan, Step
+from dieplace.partition.ready import wait_ready
 from dieplace.partition.verify import mismatches
 
 
@@ -45,6 +45,11 @@ class Run:
         """Progress for the user now, and a note for the outcome."""
         self.said.append(text)
         self.report(text)
+
+    def ticker(self, doing: str, limit_s: float) -> Tick:
+        """Tells the user that a call still blocks."""
+        limit = f"at most {limit_s:.0f} s"
+        return lambda elapsed_s, what: self.report(f"still {doing}, {elapsed_s:.0f} s of {limit} ({what})")
 
 
 def do_step(run: Run, step: Step) -> None:
@@ -98,7 +103,9 @@ def _unload(run: Run, step: Step) -> None:
     require_free(run.plan, run.control, 0.0, run.report)
     run.changed = run.reload_tried = True
     run.report(f"this may take {run.limits.unload_s:.0f} s")
-    answer = run.control.unload(run.limits.unload_s, (run.lock,))
+    answer = run.control.unload(
+        run.limits.unload_s, (run.lock,), run.ticker("unloading the driver", run.limits.unload_s)
+    )
     facts = run.control.read()
     if not facts.driver_loaded:
         run.gone = True
@@ -123,7 +130,7 @@ def _load(run: Run, step: Step) -> None:
     facts = run.control.read()
     if not facts.driver_loaded:
         run.changed = True
-        answer = run.control.load(run.limits.ready_s, (run.lock,))
+        answer = run.control.load(run.limits.ready_s, (run.lock,), run.ticker("loading the driver", run.limits.ready_s))
         if not answer.ok and not run.control.read().driver_loaded:
             raise NotVerified(
                 f"the driver is not loaded: {answer}",
@@ -139,59 +146,6 @@ def _load(run: Run, step: Step) -> None:
     else:
         alive = live_wishes(run.record, facts)
         run.record.set_wishes([wish for wish in run.record.wishes() if wish in alive])
-
-
-def wait_ready(control: Control, before: NodeFacts, limits: Limits, report: Callable[[str], None]) -> NodeFacts:
-    """Facts of a node whose driver is really ready; NotVerified with what is missing after `ready_s` seconds.
-
-    `initstate` "live" is not enough: every card bound and readable, the expected devices with their render nodes, and
-    a topology that no longer changes between two reads.
-    """
-    started = control.clock.now()
-    last, told = None, -1
-    while True:
-        facts = control.read()
-        missing = not_ready(facts, before)
-        if not missing and last == facts.generation:
-            return facts
-        last = facts.generation
-        elapsed = control.clock.now() - started
-        if elapsed >= limits.ready_s:
-            raise NotVerified(
-                f"not ready {elapsed:.0f} s after loading: {'; '.join(missing) or 'the topology keeps changing'}",
-                hint="see the kernel log; 'dieplace partition show' tells when it is, 'restore' leads back",
-            )
-        if int(elapsed) // 5 != told:
-            told = int(elapsed) // 5
-            report(f"waiting for the driver, {elapsed:.0f} s: {missing[0] if missing else 'topology settling'}")
-        control.clock.sleep(limits.poll_s)
-
-
-def not_ready(facts: NodeFacts, before: NodeFacts) -> list[str]:
-    """What a loaded driver still lacks, compared with the cards there were before."""
-    if not facts.driver_loaded:
-        return ["the driver is not loaded"]
-    missing = [] if facts.module_state in (None, "live") else [f"the module is {facts.module_state}"]
-    present = {card.bdf: card for card in facts.cards}
-    for earlier in before.cards:
-        card = present.get(earlier.bdf)
-        if card is None or card.driver != earlier.driver:
-            missing.append(f"{earlier.id} ({earlier.bdf}) is not bound")
-        elif earlier.driver == "amdgpu" and (card.in_reset or card.mode is None):
-            missing.append(f"the mode of {card.id} is not readable")
-        elif earlier.driver == "amdgpu":
-            missing += _devices_missing(card, earlier)
-    return missing
-
-
-def _devices_missing(card: CardFacts, earlier: CardFacts) -> list[str]:
-    xccs = earlier.xccs or card.xccs
-    expected = partitions_of(card.compute or "SPX", xccs) if xccs else None
-    out = []
-    if expected is not None and len(card.devices) != expected:
-        out.append(f"{card.id} shows {len(card.devices)} of {expected} devices")
-    out += [f"{card.id} lacks renderD{d.render_minor}" for d in card.devices if not d.render_present]
-    return out
 
 
 def _set_compute(run: Run, step: Step) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from dieplace.backends.base import Backend, Holders
@@ -10,6 +11,7 @@ from dieplace.machine import Card
 from dieplace.modes import Mode
 from dieplace.partition.entry import build, carry_out, control_of
 from dieplace.partition.journal import Record, standing
+from dieplace.partition.plan import targets_text
 from dieplace.partition.support import offered_modes
 
 
@@ -23,6 +25,27 @@ def notes(session: Backend) -> tuple[str, ...]:
         return standing(Record(control.store), control.read())
     except DieplaceError as error:
         return (error.message,)
+
+
+def switching(session: Backend) -> str | None:
+    """A sentence where a partition switch of this node is running now, else None; never takes the lock itself.
+
+    While the driver switches it holds KFD's lock, and opening /dev/kfd gives EINVAL (kfd_device.c; legacy-rocm-build
+    issue 5379); a program that gets in before that keeps the driver from unloading.
+    """
+    control = control_of(session, None)
+    if not control.store.directory.is_dir():
+        return None
+    try:
+        journal = Record(control.store).journal()
+    except DieplaceError:
+        journal = None
+    mine = journal is not None and journal.outcome is None and journal.boot_id == control.read().boot_id
+    alive = mine and journal is not None and os.path.exists(f"/proc/{journal.pid}")
+    if not alive and not control.store.is_locked():
+        return None
+    what = f"to {targets_text(journal.targets)} " if mine and journal is not None else ""
+    return f"a partition switch {what}is running: until it has ended, opening /dev/kfd gives EINVAL"
 
 
 def modes(session: Backend, card: Card) -> tuple[Mode, ...]:

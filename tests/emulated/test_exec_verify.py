@@ -75,14 +75,18 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    node = create(tmp_path / "node", cards=2, mode="DPX/NPS2", cpu_nodes=1, cores_per_node=1, threads_per_core=1)
+def _node(place: Path, **styles: object) -> Node:
+    node = create(place, **{"cards": 2, "cpu_nodes": 1, "cores_per_node": 1, "threads_per_core": 1} | styles)  # type: ignore[arg-type]
     home = node.directory / "sys/devices/system/node/node0/cpulist"
     home.unlink()
     home.write_text("0-4095\n")
     (node.directory / "sys/fs/cgroup").mkdir(parents=True)
     return node
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return _node(tmp_path / "node", mode="DPX/NPS2")
 
 
 def _table(node: Node, rows: list[str] | None = None) -> None:
@@ -150,3 +154,56 @@ def test_one_process_per_device_is_verified_too(node: Node, library: Path) -> No
         node, library, "--device", "gpu0", "--per-device", "--verify", "--", "sh", "-c", "echo $DIEPLACE_DEVICE"
     )
     assert code == 0 and sorted(out.splitlines()) == ["[gpu0/p0] gpu0/p0", "[gpu0/p1] gpu0/p1"]
+
+
+def _walk(node: Node) -> list[str]:
+    """What HIP would list with no variable set, one table row a KFD node, read here from the tree."""
+    base, rows = node.directory / "sys/class/kfd/kfd/topology/nodes", []
+    for number in sorted(int(path.name) for path in base.iterdir()):
+        words = dict(line.split() for line in (base / str(number) / "properties").read_text().splitlines())
+        if words["cpu_cores_count"] == "0":
+            place, domain = int(words["location_id"]), int(words["domain"])
+            bank = dict(line.split() for line in (base / f"{number}/mem_banks/0/properties").read_text().splitlines())
+            cus = int(words["simd_count"]) // int(words["simd_per_cu"])
+            bdf = f"{domain:04x}:{place >> 8:02x}:{place >> 3 & 31:02x}.{place & 7}"
+            rows.append(f"{bdf} {cus} {bank['size_in_bytes']}")
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("part", "mode", "again"),
+    [("MI300A", "TPX/NPS1", None), ("MI355X", "CPX/NPS2", None), ("MI355X", "SPX/NPS1", "DPX")],
+)
+def test_rows_30_and_40_mpibind_45_one_slot_one_device_verified_in_a_child(
+    tmp_path: Path, library: Path, part: str, mode: str, again: str | None
+) -> None:
+    """Every slot gets its own device, the same one each time, and HIP (here its stand-in) agrees about each."""
+    node = _node(tmp_path / "node", part=part, mode=mode)
+    if again:
+        node.write_compute(node.bdfs()[0], again)  # its devices go to the end of the walk
+    rows = _walk(node)
+    _table(node, rows)
+    words = ("--device", "all", "--per-device", "--json")
+    maps = [json.loads(_run(node, library, *words, "--print")[1])["processes"] for _ in range(2)]
+    assert maps[0] == maps[1]
+    shown = [process["environment"]["ROCR_VISIBLE_DEVICES"] for process in maps[0]]
+    assert sorted(map(int, shown)) == list(range(len(rows)))
+    assert [process["devices"][0]["bdf"] for process in maps[0]] == [rows[int(index)].split()[0] for index in shown]
+    code, out, err = _run(node, library, *words, "--verify")
+    checks = json.loads(out)["checks"]
+    assert code == 0 and all(check["ok"] for check in checks), err
+    seen = [check["seen"] for check in checks if check["what"].endswith("BDF")]
+    assert sorted(seen) == sorted(row.split()[0] for row in rows) and len(set(seen)) == len(rows)
+    # A slot that is claimed twice is the same device; a slot beyond the last is none.
+    ranks = [_run(node, library, "--by-rank", "--print", "--json", LOCAL_RANK=str(rank)) for rank in (1, 1, len(rows))]
+    first, second = (json.loads(out)["processes"][0]["devices"][0]["id"] for _, out, _ in ranks[:2])
+    assert first == second == maps[0][1]["devices"][0]["id"] and ranks[2][0] != 0
+
+
+def test_row_40_a_wrong_map_is_caught_in_the_child(tmp_path: Path, library: Path) -> None:
+    """One id per PCI device, as the report had it: every partition of a card looks like its first."""
+    node = _node(tmp_path / "node", part="MI300A", mode="TPX/NPS1")
+    rows = _walk(node)
+    _table(node, [rows[index - index % 3] for index in range(len(rows))])
+    code, out, err = _run(node, library, "--device", "all", "--per-device", "--verify", "--", "echo", "started")
+    assert code == 125 and out == "" and "gpu0/p1 BDF should be" in err

@@ -76,11 +76,11 @@ class Saboteur:
         name = f"gpu{self._node.bdfs().index(bdf)}"
         return self._at(f"set_compute {name}", lambda: self._inner.set_compute(bdf, word))
 
-    def unload(self, timeout_s: float, keep_open: tuple[int, ...] = ()) -> Answer:
-        return self._at("unload", lambda: self._inner.unload(timeout_s, keep_open))
+    def unload(self, *arguments: Any) -> Answer:
+        return self._at("unload", lambda: self._inner.unload(*arguments))
 
-    def load(self, timeout_s: float, keep_open: tuple[int, ...] = ()) -> Answer:
-        return self._at("load", lambda: self._inner.load(timeout_s, keep_open))
+    def load(self, *arguments: Any) -> Answer:
+        return self._at("load", lambda: self._inner.load(*arguments))
 
     def _at(self, step: str, act: Any) -> Answer:
         if step != self._case.step or self._used:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,7 @@ class Host:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.said = ""  # what the last command wrote on stderr
         self.clock = FakeClock()
         # Plain files cannot answer the selector of supported_nps_configs, so this kernel has none.
         self.node = small_node(folder / "node", self.clock, nps_configs=False)
@@ -82,6 +85,7 @@ class Host:
             capture_output=True, text=True, timeout=180, check=False, cwd="/",
         )  # fmt: skip
         assert "Traceback" not in done.stderr, done.stderr
+        self.said = done.stderr
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 
@@ -119,6 +123,16 @@ def test_the_live_backend_switches_and_restores(host: Host) -> None:
     assert host.run("assert", "SPX/NPS1")[0] == 1
     assert host.run("restore", "-y", rocm=True)[0] == 0 and truth(host.node).is_in("SPX/NPS1")
     assert host.library.open_sessions == 0
+
+
+def test_a_slow_modprobe_is_told_about_on_stderr_while_it_runs(host: Host) -> None:
+    real = host.library.node.unload
+    host.node.unload = lambda: (time.sleep(5), real())  # type: ignore[method-assign]
+    code, _ = host.run("set", "DPX/NPS2", "-y", rocm=True)
+    line = r"^\[ *([0-9.]+) s\] still unloading the driver, (\d) s of at most 60 s \(modprobe, pid \d+, state"
+    still = re.findall(line, host.said, re.MULTILINE)
+    assert code == 0 and [told for _, told in still] == ["2", "4"], host.said
+    assert 1.5 <= float(still[1][0]) - float(still[0][0]) <= 4
 
 
 def test_a_busy_module_is_told_with_its_process_and_the_wish_as_pending(host: Host) -> None:

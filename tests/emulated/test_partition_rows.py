@@ -24,7 +24,7 @@ from dieplace.modes import Mode
 from dieplace.partition.control import Limits
 from dieplace.partition.entry import build, carry_out, plan_restore
 from dieplace.partition.profile import parse_profile, resolve
-from dieplace.partition.run import not_ready
+from dieplace.partition.ready import not_ready
 from dieplace.partition.support import offered_modes
 
 Make = Callable[..., tuple[Node, FakeClock]]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from dieplace.backends.amd.cards import PCI
 from dieplace.backends.amd.holders import find_holders
-from dieplace.backends.amd.observe import observe
+from dieplace.backends.amd.observe import MODULE, observe
 from dieplace.backends.amd.reload import ModprobeReloader, Reloader
 from dieplace.backends.amd.smi import (
     Smi,
@@ -27,7 +27,7 @@ from dieplace.backends.amd.smi import (
 )
 from dieplace.backends.base import Holders
 from dieplace.errors import Unsupported
-from dieplace.partition.control import Answer, Clock, Road, SystemClock
+from dieplace.partition.control import Answer, Clock, Road, SystemClock, Tick, silent
 from dieplace.partition.facts import NodeFacts
 from dieplace.partition.store import LIVE_DIRECTORY, Store
 from dieplace.sysfs import Sysfs, errno_name
@@ -201,13 +201,28 @@ class AmdControl:
             detail = "the card is in reset" if in_reset else "not permitted, though the card is not in reset"
         return Answer(meaning, self.road_name, detail or error.strerror or "", code, errno_name(code))
 
-    def unload(self, timeout_s: float, keep_open: tuple[int, ...] = ()) -> Answer:
-        """Unload the driver; nothing of ours is open: reads keep no descriptor, the library runs in a child."""
-        return self.reloader.unload(timeout_s, keep_open)
+    def versions(self) -> dict[str, str]:
+        """dieplace, driver and kernel; binding and library where the road was chosen already."""
+        from dieplace import __version__
 
-    def load(self, timeout_s: float, keep_open: tuple[int, ...] = ()) -> Answer:
+        asked = self._road.versions if self._road else {}
+        found = {
+            "dieplace": __version__,
+            "amdgpu": self.sysfs.read_or_none(f"{MODULE}/version"),
+            "kernel": self.sysfs.read_or_none("/proc/sys/kernel/osrelease"),
+            "amdsmi": asked.get("binding"),
+            "libamd_smi": asked.get("library"),
+        }
+        not_stated = {"amdgpu": "not stated", "kernel": "not stated"}
+        return {name: text for name, version in found.items() if (text := version or not_stated.get(name))}
+
+    def unload(self, timeout_s: float, keep_open: tuple[int, ...] = (), tick: Tick = silent) -> Answer:
+        """Unload the driver; nothing of ours is open: reads keep no descriptor, the library runs in a child."""
+        return self.reloader.unload(timeout_s, keep_open, tick)
+
+    def load(self, timeout_s: float, keep_open: tuple[int, ...] = (), tick: Tick = silent) -> Answer:
         """Load the driver."""
-        return self.reloader.load(timeout_s, keep_open)
+        return self.reloader.load(timeout_s, keep_open, tick)
 
     def unit_active(self, unit: str) -> bool | None:
         """Whether a unit runs."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dieplace.backends.amd.control import AmdControl
 from dieplace.errors import UsageError
-from dieplace.partition.control import Answer, Clock
+from dieplace.partition.control import Answer, Clock, Tick, silent
 from dieplace.partition.store import Store, emulated_directory
 from dieplace.sysfs import errno_name
 
@@ -24,15 +24,16 @@ class NodeReloader:
     def __init__(self, node: Node) -> None:
         self.node = node
 
-    def unload(self, timeout_s: float, keep_open: tuple[int, ...]) -> Answer:
+    def unload(self, timeout_s: float, keep_open: tuple[int, ...], tick: Tick = silent) -> Answer:
         """The driver's unload: EAGAIN is "in use", an injected ETIMEDOUT a sleep that does not end."""
-        return self._event("unload")
+        return self._event("unload", tick)
 
-    def load(self, timeout_s: float, keep_open: tuple[int, ...]) -> Answer:
+    def load(self, timeout_s: float, keep_open: tuple[int, ...], tick: Tick = silent) -> Answer:
         """The driver's load."""
-        return self._event("load")
+        return self._event("load", tick)
 
-    def _event(self, name: str) -> Answer:
+    def _event(self, name: str, tick: Tick) -> Answer:
+        self.node.on_delay = lambda elapsed_s: tick(elapsed_s, f"emulated {name}")
         try:
             getattr(self.node, name)()
         except OSError as error:

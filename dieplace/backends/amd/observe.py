@@ -18,6 +18,7 @@ from dieplace.parts import part_of_pci
 from dieplace.sysfs import Sysfs, errno_name
 
 MODULE = "/sys/module/amdgpu"
+_MODULES_DEP_BYTES = 1 << 23  # a distribution's has some 600 kB
 _BDF = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0")
 
 
@@ -173,7 +174,23 @@ def _reload_why_not(sysfs: Sysfs, loaded: bool) -> str | None:
     release = sysfs.read_or_none("/proc/sys/kernel/osrelease")
     if release and not sysfs.exists(f"/lib/modules/{release}/modules.dep"):
         return f"the module tree /lib/modules/{release} is not visible here (in a container, mount the host's)"
-    return None
+    return _loaded_from_elsewhere(sysfs, f"/lib/modules/{release}/modules.dep") if release and loaded else None
+
+
+def _loaded_from_elsewhere(sysfs: Sysfs, index: str) -> str | None:
+    """A driver that this host's module tree does not hold came out of an image, as KMM loads it: once unloaded, a plain
+    modprobe would not find it again, and KMM would load it whenever it likes (k8s-gpu-dra-driver PR 88)."""
+    try:
+        text = sysfs.read(index, limit_bytes=_MODULES_DEP_BYTES)
+    except (OSError, ValueError):
+        return None  # not readable is not a sign of anything
+    if re.search(r"(^|/)amdgpu\.ko[.a-z0-9]*:", text, re.MULTILINE):
+        return None
+    return (
+        f"the loaded amdgpu is not in this host's module tree ({index} lists none), so a plain modprobe could not load "
+        "it again: it came from elsewhere, as with Kubernetes KMM or the GPU operator; change the mode through that "
+        "operator, or delete its NodeModulesConfig first"
+    )
 
 
 def _hex(sysfs: Sysfs, bdf: str, name: str) -> int | None:

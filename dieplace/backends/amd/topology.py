@@ -227,6 +227,13 @@ def _render_trouble(sysfs: Sysfs, minor: int) -> tuple[int, str] | None:
     return None
 
 
+def closed_render_nodes(sysfs: Sysfs) -> tuple[tuple[str, int], ...]:
+    """Render nodes of visible KFD nodes that this user cannot open, with the errno; EACCES breaks the whole runtime."""
+    minors = [node.properties.get("drm_render_minor", 0) for node in read_topology(sysfs, links=False).gpus]
+    troubles = [(f"/dev/dri/renderD{minor}", _render_trouble(sysfs, minor)) for minor in minors if minor]
+    return tuple((path, trouble[0]) for path, trouble in troubles if trouble is not None)
+
+
 def _kfd_hosts(topology: KfdTopology) -> tuple[Domain, ...]:
     """CPU nodes as KFD counts them: right while they are 0..k in NUMA order, which is all a bare KFD tree tells."""
     return tuple(

@@ -18,6 +18,7 @@ from .tree import tree
 from .view import NodeSysfs
 
 STEPS = ("write_compute", "write_memory", "unload", "load", "nps_switch", "kfd_init", "read")
+DELAY_STEP_S = 2.0
 
 
 class Node:
@@ -27,6 +28,7 @@ class Node:
         self.directory = directory
         self.clock = clock
         self._sleep = sleep
+        self.on_delay: Callable[[float], None] | None = None  # hears every DELAY_STEP_S how long an event has slept
         self._mark = (0, 0, 0)
         self._state = store.read_state(directory)
         self._built: tuple[NodeState | None, Entries] = (None, {})  # the tree last made here, and of which state
@@ -239,9 +241,21 @@ class Node:
         self.refresh()
         fault = next((f for f in self._state.faults if f.step == step and f.seconds), None)
         if fault is not None:
-            self._sleep(fault.seconds)
+            self._sleep_told(fault.seconds)
             if fault.error is None:
                 self.take_fault(step)
+
+    def _sleep_told(self, seconds: float) -> None:
+        if self.on_delay is None:
+            self._sleep(seconds)
+            return
+        slept = 0.0
+        while slept < seconds:
+            part = min(DELAY_STEP_S, seconds - slept)
+            self._sleep(part)
+            slept += part
+            if slept < seconds:
+                self.on_delay(slept)
 
     def _step(self, act: Callable[[NodeState], driver.Outcome], rewrite: bool = False) -> int | None:
         with store.locked(self.directory):

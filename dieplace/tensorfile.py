@@ -10,6 +10,7 @@ import json
 import math
 import mmap
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,10 @@ class TensorFile:
 
 
 def read_header(path: Path) -> tuple[dict[str, Entry], int]:
+    """Entries by name and the offset of the data; UsageError where the header is damaged or lies about the file.
+
+    As the format says, entries lie end to end without holes and fill the file: a cut or overlapping one is refused.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:
@@ -92,20 +97,36 @@ def read_header(path: Path) -> tuple[dict[str, Entry], int]:
             header = json.loads(stream.read(length))
     except OSError as problem:
         raise UsageError(f"{path} cannot be read: {problem.strerror}") from None
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise UsageError(f"{path} is no safetensors file: {problem}") from None
     if not isinstance(header, dict):
         raise UsageError(f"{path} is no safetensors file: its header is no JSON object")
     header.pop("__metadata__", None)
-    return {name: _entry(path, name, raw, size - 8 - length) for name, raw in header.items()}, 8 + length
+    data_bytes = size - 8 - length
+    entries = {name: _entry(path, name, raw, data_bytes) for name, raw in header.items()}
+    _check_tiling(path, entries, data_bytes)
+    return entries, 8 + length
+
+
+def _check_tiling(path: Path, entries: Mapping[str, Entry], data_bytes: int) -> None:
+    end = 0
+    for entry in sorted(entries.values(), key=lambda e: (e.start, e.stop)):
+        if entry.start != end:
+            what = "overlaps another tensor" if entry.start < end else "leaves a hole before it"
+            raise UsageError(f"{path}: {entry.name} at bytes {entry.start} to {entry.stop} {what}")
+        end = entry.stop
+    if end != data_bytes:
+        raise UsageError(f"{path}: its tensors end at byte {end} of {data_bytes}", hint="the file is damaged")
 
 
 def _entry(path: Path, name: str, raw: Any, data_bytes: int) -> Entry:
     try:
         word, shape, (start, stop) = raw["dtype"], tuple(raw["shape"]), raw["data_offsets"]
-        elements = math.prod(shape)
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{path}: the header entry of {name} is damaged") from None
+    if not isinstance(word, str) or not all(_is_count(number) for number in (*shape, start, stop)):
+        raise UsageError(f"{path}: the header entry of {name} is damaged: it takes a word and whole numbers")
+    elements = math.prod(shape)
     if word not in DTYPES:
         raise UsageError(f"{path}: {name} has dtype {word}, which is not known", hint=f"known: {', '.join(DTYPES)}")
     if word == "F4":
@@ -115,3 +136,7 @@ def _entry(path: Path, name: str, raw: Any, data_bytes: int) -> Entry:
     if not 0 <= start <= stop <= data_bytes or stop - start != elements * DTYPES[word].itemsize:
         raise UsageError(f"{path}: {name} {shape} {word} does not fit bytes {start} to {stop} of {data_bytes}")
     return Entry(name, word, DTYPES[word], shape, start, stop)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62

@@ -124,6 +124,8 @@ def head_is_tied(config: ModelConfig, files: Any) -> bool:
         return True
     if not config.tied_head:
         return False
+    if EMBEDDING not in found:
+        raise UsageError(f"no file has {EMBEDDING}", hint="a shard is missing, or the files are of another model")
     with TensorFile(found[HEAD]) as head, TensorFile(found[EMBEDDING]) as embedding:
         equal = _equal_in_chunks(head.view(HEAD), embedding.view(EMBEDDING))
     if not equal:

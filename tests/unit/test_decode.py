@@ -226,6 +226,18 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         wider.weights.load(tmp_path)
 
 
+def test_files_without_an_embedding_are_refused_by_name(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    dense(tmp_path, "qwen3")
+    state = load_file(tmp_path / "model.safetensors")
+    embedding = state.pop("model.embed_tokens.weight")
+    for files in ({**state, HEAD: embedding}, state):  # a head to compare it with, and none
+        save_file(files, tmp_path / "model.safetensors")
+        with pytest.raises(UsageError, match=r"model\.embed_tokens\.weight"):
+            open_model(tmp_path)
+
+
 def test_dequantised_experts_are_refused(tmp_path: Path) -> None:
     """`down_proj` is square in GPT-OSS and stored (in, out) when dequantised: its shape cannot tell."""
     model, config = gpt_oss(tmp_path)

@@ -96,7 +96,7 @@ def test_dtype_words(tmp_path: Path) -> None:
         ("F6_E2M3", [4], b"abc", r"w has dtype F6_E2M3, which is not known"),
         ("F4", [1, 3], b"\x00\x00", r"w is F4 with shape \(1, 3\)"),
         ("F32", [3], b"1234", r"does not fit bytes 0 to 4"),
-        ("U8", [2, -1], b"", "does not fit"),
+        ("U8", [2, -1], b"", "whole numbers"),
     ],
 )
 def test_entries_that_cannot_be_right(tmp_path: Path, word: str, shape: list[int], content: bytes, text: str) -> None:
@@ -204,6 +204,60 @@ def test_no_file_content_is_a_traceback(tmp_path: Path, data: bytes) -> None:
             load_safetensors({"w": torch.zeros(1)}, path)
         except UsageError as problem:
             assert "fuzz.safetensors" in str(problem) or "in none of the files" in str(problem)
+
+
+_ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 1 << 70) | st.floats(allow_nan=False) | st.sampled_from(["F32", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(list(_ENTRY)), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(key=st.sampled_from([*_ENTRY, None]), value=_JSON)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_header_entry_is_a_traceback(tmp_path: Path, key: str | None, value: Any) -> None:
+    path = tmp_path / "fuzz.safetensors"
+    header = json.dumps({"w": value if key is None else {**_ENTRY, key: value}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<f", 2.5))
+    model = {"w": torch.zeros(1)}
+    try:
+        load_safetensors(model, path)
+    except UsageError as problem:
+        assert "fuzz.safetensors" in str(problem) and model["w"].item() == 0
+    else:
+        assert model["w"].item() == 2.5
+
+
+@pytest.mark.parametrize(
+    ("offsets", "data", "text"),
+    [
+        ([(0, 4), (0, 4)], 4, "overlaps another tensor"),
+        ([(0, 4), (2, 6)], 6, "overlaps another tensor"),
+        ([(0, 4), (8, 12)], 12, "leaves a hole"),
+        ([(4, 8), (8, 12)], 12, "leaves a hole"),
+        ([(0, 4), (4, 8)], 9, "end at byte 8 of 9"),
+    ],
+)
+def test_tensors_must_fill_the_file(tmp_path: Path, offsets: list[tuple[int, int]], data: int, text: str) -> None:
+    """As the safetensors library itself refuses them."""
+    from safetensors import SafetensorError, safe_open
+
+    header = {n: {"dtype": "F32", "shape": [1], "data_offsets": list(o)} for n, o in zip("ab", offsets, strict=True)}
+    words = json.dumps(header).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(struct.pack("<Q", len(words)) + words + bytes(data))
+    with pytest.raises(SafetensorError):
+        safe_open(path, "pt")
+    with pytest.raises(UsageError, match=text):
+        load_safetensors({"a": torch.zeros(1), "b": torch.zeros(1)}, path)
+
+
+def test_a_header_that_nests_without_end_is_refused(tmp_path: Path) -> None:
+    words = b'{"w":' + b"[" * 100_000
+    (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", len(words)) + words)
+    with pytest.raises(UsageError, match="no safetensors file"):
+        load_safetensors({"w": torch.zeros(1)}, tmp_path / "m.safetensors")
 
 
 def test_a_tensor_is_never_twice_in_host_memory(tmp_path: Path) -> None:

@@ -183,13 +183,14 @@ def _audit_one(name: str, thing: Any, seen: set[int]) -> Item | None:
         if thing.address in seen:
             return None
         seen.add(thing.address)
+        found = thing.locate()
         return _item(
             thing.name or name,
             thing.role,
             thing.nbytes,
             thing.requested,
-            thing.locate().bytes_by_domain,
-            thing.locate().evidence,
+            found.bytes_by_domain,
+            found.evidence,
             thing.device,
             thing.bytes_by_die(),
         )

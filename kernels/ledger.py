@@ -69,11 +69,6 @@ class Ledger:
                         total.setdefault(role, Counter())["host" if die < 0 else f"die{die}"] += nbytes
         return {role: dict(places) for role, places in total.items()}
 
-    def counted_weight_reads(self) -> int:
-        """Distinct weight bytes that emulated launches read."""
-        kernels = (k for call in self.calls for k in call.kernels if k.traffic is not None)
-        return sum(k.traffic.by_role()["weights"][0].distinct for k in kernels if "weights" in k.traffic.by_role())
-
     def backends(self) -> dict[str, set[str]]:
         """Which backends ran each op: a fallback to the reference shows here."""
         found: dict[str, set[str]] = {}

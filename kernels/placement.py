@@ -55,6 +55,7 @@ class MachinePlacement(Placement):
     policies: Mapping[str, Policy] = field(default_factory=dict)
     run_on: Callable[[str], AbstractContextManager[Any]] = lambda device: nullcontext()
     buffers: list[Buffer] = field(default_factory=list)
+    _by_address: dict[int, Buffer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.devices) != self.shards:
@@ -72,16 +73,20 @@ class MachinePlacement(Placement):
         device = self.devices[shard]
         buffer = memory.allocate(self.machine, shape, device=device, policy=policy, role=role, dtype=word, name=name)
         self.buffers.append(buffer)
+        self._by_address[buffer.address] = buffer
         return buffer.tensor
 
     def bytes_by_place(self, tensor: Tensor, nbytes: int) -> dict[str, int]:
         """In proportion to where the buffer's bytes are; the remainder of a division goes to the largest share."""
         buffer = self._owner(tensor)
-        by_die = buffer.bytes_by_die() if buffer else None
-        if not by_die or buffer is None:
-            return {HOST: nbytes}
-        card, total = buffer.device.split("/")[0], sum(by_die.values())
-        shares = {f"{card}/die{die}": nbytes * part // total for die, part in by_die.items()}
+        if buffer is None:
+            return super().bytes_by_place(tensor, nbytes)
+        by_die = buffer.bytes_by_die()
+        card = buffer.device.split("/")[0]
+        # Where nobody can look inside a domain, the domain is what is known.
+        parts = {f"{card}/die{die}": n for die, n in by_die.items()} if by_die else buffer.locate().bytes_by_domain
+        total = sum(parts.values())
+        shares = {place: nbytes * part // total for place, part in parts.items()}
         shares[max(shares, key=lambda place: shares[place])] += nbytes - sum(shares.values())
         return shares
 
@@ -90,7 +95,9 @@ class MachinePlacement(Placement):
 
     def _owner(self, tensor: Tensor) -> Buffer | None:
         address = tensor.data_ptr()
-        return next((b for b in self.buffers if b.address <= address < b.address + max(1, b.nbytes)), None)
+        exact = self._by_address.get(address)  # nearly always: an operand is a whole buffer
+        inside = (b for b in self.buffers if b.address <= address < b.address + max(1, b.nbytes))
+        return exact or next(inside, None)
 
 
 def on_machine(

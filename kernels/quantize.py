@@ -97,18 +97,6 @@ def mxfp8_dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.f
     return (grouped * e8m0_to_float(scales)[..., None]).flatten(-2).to(dtype)
 
 
-def refuse_nan_scales(name: str, scales: Tensor) -> None:
-    """UsageError naming the tensor and the count when any scale byte is 255 (NaN by the format)."""
-    count = int((e8m0_bytes(scales) == SCALE_NAN).sum())
-    if count:
-        raise UsageError(
-            f"{name}: {count} scale byte(s) are 255, which the MX format defines as NaN",
-            hint="the file is damaged or its scales are not e8m0",
-            tensor=name,
-            count=count,
-        )
-
-
 def _scaled_groups(values: Tensor, emax: int) -> tuple[Tensor, Tensor]:
     if values.shape[-1] % BLOCK:
         raise UsageError(f"{values.shape[-1]} values are not whole blocks of {BLOCK}")

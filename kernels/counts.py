@@ -179,10 +179,9 @@ def _placement(shards: int) -> Any:
     from dieplace.emulator.execution import Session
     from dieplace.emulator.hbm import EmulatedHBM
     from dieplace.kernels.placement import Placement
-    from dieplace.machine import Domain
+    from dieplace.kernels.tracing import domains_of
 
-    domain_bytes = 144_000_000_000  # one die of an MI355X (AMD CDNA 4 white paper)
-    domains = [Domain(f"gpu0/mem{die}", "gpu0", (die,), domain_bytes) for die in (0, 1)]
+    domains = domains_of("gpu0/p0")
     hbm = EmulatedHBM(domains)
 
     class Emulated(Placement):

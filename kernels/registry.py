@@ -212,7 +212,7 @@ def _attributes(contract: Op, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tensors(contract: Op, given: Mapping[str, Any]) -> dict[str, Tensor | None]:
-    from dieplace.kernels.layout import Laid, require_layout
+    from dieplace.kernels.layout import CHECKPOINT, Laid, require_layout
 
     known = {spec.name for spec in contract.operands}
     if set(given) - known:
@@ -222,9 +222,10 @@ def _tensors(contract: Op, given: Mapping[str, Any]) -> dict[str, Tensor | None]
         value = given.get(spec.name)
         if value is None and not spec.optional:
             raise ContractError(f"{contract.name}: operand {spec.name} is missing")
-        layout_aware = isinstance(value, Laid) or spec.layout != "checkpoint"
-        tensors[spec.name] = value = require_layout(spec.name, value, spec.layout) if layout_aware and value else value
+        if value is not None and (isinstance(value, Laid) or spec.layout != CHECKPOINT):
+            value = require_layout(spec.name, value, spec.layout)
         _check_dtype(contract, spec, value)
+        tensors[spec.name] = value
     return tensors
 
 

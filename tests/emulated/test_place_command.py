@@ -100,7 +100,7 @@ def test_the_plan_says_what_allocation_does(machine: Machine, requests: list[tup
 
 
 def test_what_spills_takes_the_rest_from_the_peer(machine: Machine) -> None:
-    """100 GiB of a die are taken: of 60 that spill, what is left stays, in whole objects, and the peer holds the rest."""
+    """100 GiB of a die are taken: of 60 that spill, whole objects stay as room is left, and the peer holds the rest."""
     total = machine.domain("gpu0/mem0").total_bytes
     assert total is not None
     wanted = [

@@ -164,3 +164,14 @@ def test_every_op_has_twenty_cases_and_a_reason_for_its_tolerance(name: str) -> 
     labels = [case.label for case in cases(name)]
     assert len(labels) >= 20 and len(set(labels)) == len(labels)
     assert len(op.tolerance.reason) > 10 and op.outputs and callable(registry.resolve(op.reference))
+
+
+@pytest.mark.parametrize("value", [torch.zeros(1, 2, 8, 16, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)])
+def test_a_kernel_that_takes_a_layout_refuses_a_plain_tensor(value: torch.Tensor) -> None:
+    """Whatever its values: a tensor that is all zeros is none the less in checkpoint order."""
+    spec = registry.OperandSpec("blocks", "weights", ("uint8",), ("N",), layout="padded_blocks")
+    contract = registry.Op("made_up", "", (spec,), "none:none", registry.Tolerance(0, 0, ""))
+    with pytest.raises(UsageError, match="operand blocks is laid out as checkpoint, the kernel takes padded_blocks"):
+        registry._tensors(contract, {"blocks": value})
+    laid = prepare(torch.zeros(1, 2, 5, 16, dtype=torch.uint8), "padded_blocks")
+    assert registry._tensors(contract, {"blocks": laid})["blocks"] is laid.tensor

@@ -22,14 +22,25 @@ DEFAULT_ARMS = ("local", "swapped")
 def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
     """One Run a block, as each is done, on private emulated nodes.
 
-    Unsupported on other backends; UsageError for an unknown model, precision or arm, before anything is placed.
+    On nvidia one measured Run, with the executing GPU's peer as the far memory. Unsupported on other backends;
+    UsageError for an unknown model, precision or arm, before anything is placed.
     """
-    refuse_elsewhere("weight-swap", backend, emulated_only(backend), options)
+    if backend == "nvidia":
+        from dieplace.experiments.weight_swap_nvidia import run_nvidia
+
+        yield from run_nvidia(options, progress)
+        return
+    refuse_elsewhere("weight-swap", backend, cannot(backend), options)
     specs = [_spec(name) for name in options.arms or DEFAULT_ARMS]
     for block, mode in BLOCKS.items():
         # A mode without local memory has one arm: what local() gives there.
         chosen = specs if block == "dpx-nps2" else [_spec("local")]
         yield run_block("weight-swap", block, mode, chosen, options, progress)
+
+
+def cannot(backend: str) -> str | None:
+    """None on the emulated and the nvidia backend; elsewhere why not."""
+    return None if backend == "nvidia" else emulated_only(backend)
 
 
 def _spec(name: str) -> Spec:
@@ -47,7 +58,7 @@ EXPERIMENT = Experiment(
     summary="each die's weights in the other die's HBM: the penalty on one token",
     factors={"arm": "local, swapped, swapped-kv_cache, swapped-sync_flag, interleave-k/8", "block": ", ".join(BLOCKS)},
     run=run,
-    cannot=emulated_only,
+    cannot=cannot,
     steps=len(BLOCKS) * 3 + 1,
     blocks=tuple(BLOCKS),
 )

@@ -113,7 +113,7 @@ def _with_marks(stages: Sequence[tuple[str, Launch]], device: int, cuda: Any) ->
             marked: list[Launch] = [marks[0].record]
             for launch, mark in zip(plain, marks[1:], strict=True):
                 marked += [launch, mark.record]
-        graph = _graph(marked, device, cuda)
+        graph = _graph(marked, device, cuda, warm=plain)
         return marks, Captured(device, graph, len(plain), tuple(marks)), None
     except (RuntimeError, TypeError) as error:
         why = f"events cannot be recorded in a captured graph here: {str(error).splitlines()[0]}"
@@ -132,11 +132,12 @@ def _read_marks(marks: Sequence[Any], spans: list[list[float]]) -> str | None:
     return None
 
 
-def _graph(launches: Sequence[Launch], device: int, cuda: Any) -> Any:
+def _graph(launches: Sequence[Launch], device: int, cuda: Any, *, warm: Sequence[Launch] | None = None) -> Any:
+    """`warm` runs first: without the marks, which would else keep times of that run where a graph has no events."""
     with cuda.device(device):
         # A stream of this device: torch's default capture stream belongs to the device that captured first.
         stream = cuda.Stream(device=device)
-        for launch in launches:
+        for launch in launches if warm is None else warm:
             launch()
         cuda.synchronize(device)
         graph = cuda.CUDAGraph()

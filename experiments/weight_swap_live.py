@@ -1,0 +1,160 @@
+"""weight-swap on devices, what needs no device: arms, the prediction, what a probe says, when a penalty is told.
+
+The prediction's formula stands here, fixed before any run: a run records it with the rates it was given.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from dieplace.errors import UsageError
+from dieplace.policy import Policy
+
+if TYPE_CHECKING:
+    from dieplace.experiments.harness import Measured
+    from dieplace.run import Quantity
+
+FORMULA = "predicted = local time + moved bytes x (1 / far read rate - 1 / near read rate), rates of 1 GiB reads"
+WITHIN = 0.15
+DEFAULT_ARMS = ("local", "swapped")
+_ARM = re.compile(r"^(local|swapped|interleave-([1-7])/8)$")
+
+
+def policy_of(arm: str) -> Policy:
+    """Where an arm's weights go; UsageError for an arm that moves another role."""
+    found = _ARM.match(arm)
+    if found is None:
+        raise UsageError(
+            f"weight-swap on devices has no arm {arm!r}", hint="use local, swapped or interleave-k/8 with k from 1 to 7"
+        )
+    if arm == "local":
+        return Policy.local()
+    return Policy.peer() if arm == "swapped" else Policy.peer_share(int(found.group(2)))
+
+
+def moved_share(arm: str) -> float:
+    """The share of the weights that an arm puts on the peer."""
+    policy = policy_of(arm)
+    return {"local": 0.0, "peer": 1.0}.get(policy.kind, policy.eighths / 8)
+
+
+def predicted_us(local_us: float, moved_bytes: float, near_gb_per_s: float, far_gb_per_s: float) -> float:
+    """FORMULA in numbers; a GB/s is a byte a nanosecond."""
+    return local_us + moved_bytes * (1 / far_gb_per_s - 1 / near_gb_per_s) / 1000
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Cycles a hop in every window of memory known to be near and known to be far."""
+
+    near: tuple[float, ...]
+    far: tuple[float, ...]
+
+    @property
+    def threshold(self) -> float:
+        """Between the two levels, at equal factors from both."""
+        return math.sqrt(median(self.near) * median(self.far))
+
+    @property
+    def why_not(self) -> str | None:
+        """None where the two levels do not touch, else why nothing can be told from a latency."""
+        if not self.near or not self.far or not all((*self.near, *self.far)):
+            return "the chase had no clock"
+        if max(self.near) < self.threshold < min(self.far):
+            return None
+        return (
+            f"known-near windows reach {max(self.near):.0f} cycles a hop and known-far ones begin at"
+            f" {min(self.far):.0f}: they cannot be told apart"
+        )
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Windows of one role that answered like far memory, of all windows; `agrees` with what was asked for each."""
+
+    windows: int
+    far: int
+    wrong: int
+    near_cycles: float | None
+    far_cycles: float | None
+    why_not: str | None
+
+    @property
+    def agrees(self) -> bool:
+        """Every window is where it was asked to be, by its latency."""
+        return self.why_not is None and self.wrong == 0 and self.windows > 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with a why beside each unknown number."""
+        body = {**vars(self), "agrees": self.agrees}
+        for key in ("near_cycles", "far_cycles"):
+            if body[key] is None:
+                body[f"{key}_why"] = "no window answered so"
+        if self.why_not is None:
+            body.pop("why_not")
+        return body
+
+
+def judge(cycles: Sequence[float], asked_far: Sequence[bool], calibration: Calibration) -> Probed:
+    """Each window's cycles a hop against the calibrated levels and against where it was asked to be."""
+    limit = calibration.threshold if calibration.why_not is None else math.inf
+    is_far = [value > limit for value in cycles]
+    wrong = sum(found != asked for found, asked in zip(is_far, asked_far, strict=True))
+    near = [value for value, far in zip(cycles, is_far, strict=True) if not far]
+    far = [value for value, far in zip(cycles, is_far, strict=True) if far]
+    return Probed(
+        len(cycles), len(far), wrong, median(near) if near else None, median(far) if far else None, calibration.why_not
+    )
+
+
+def no_penalty_because(
+    probed: Probed, rest_evidence: str, cold: bool, hashes: Mapping[str, str | None], control_off: float | None
+) -> str | None:
+    """Why a measured penalty must not be told, or None: the rule of the design for every live number."""
+    if not probed.agrees:
+        return probed.why_not or f"{probed.wrong} of {probed.windows} windows of the weights are not where they belong"
+    if rest_evidence not in ("accounted", "probed"):
+        return f"the homes of the other roles are {rest_evidence} only"
+    if not cold:
+        return "weights were warm in the last cache"
+    if len(set(hashes.values())) != 1 or None in hashes.values():
+        return "the arms did not run the same machine code"
+    if control_off is None or control_off > 0.01:
+        return "the same arm measured twice differs by more than 1 %"
+    return None
+
+
+def quantities(
+    arm: str, measured: Measured, *, moved_bytes: float, rates: tuple[float, float], refused: str | None
+) -> dict[str, Quantity]:
+    """Times in us a layer, the ratio to local with its interval, the penalty or why not, and the prediction."""
+    from dieplace.experiments.statistics import median as with_interval
+    from dieplace.run import Quantity
+
+    first = next(iter(measured.samples))
+    samples = tuple(ns / 1000 for ns in measured.samples[arm])
+    time = with_interval(samples, seed=measured.seed)
+    ratio = measured.control if arm == first else measured.against_first(arm)
+    kind = "A/A control, " if arm == first else "pair by pair, "
+    found = {
+        "layer_us": Quantity("us", "measured", time.value, time.low, time.high, time.method, samples),
+        "time_over_local": Quantity("x", "measured", ratio.value, ratio.low, ratio.high, kind + ratio.method),
+    }
+    if arm == first:
+        return found
+    local = with_interval([ns / 1000 for ns in measured.samples[first]], seed=measured.seed).value
+    expected = predicted_us(local, moved_bytes, *rates)
+    why = "a prediction from medians"
+    found["predicted_us"] = Quantity("us", "measured", expected, method=FORMULA, why=why)
+    found["predicted_over_measured"] = Quantity("x", "measured", expected / time.value, method=FORMULA, why=why)
+    if refused is not None:
+        found["penalty"] = Quantity("share", "measured", None, why=refused)
+    else:
+        low, high = (None if v is None else v - 1 for v in (ratio.low, ratio.high))
+        found["penalty"] = Quantity("share", "measured", ratio.value - 1, low, high, kind + ratio.method)
+    return found

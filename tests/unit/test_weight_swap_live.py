@@ -1,0 +1,84 @@
+"""weight-swap on devices: arms, the prediction on hand-made figures, and the rule for telling a penalty."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from dieplace.errors import UsageError
+from dieplace.experiments import weight_swap_live as live
+from dieplace.experiments.harness import Plan, measure
+
+GOOD = live.Calibration(near=(690.0, 700.0, 720.0), far=(1990.0, 2000.0, 2050.0))
+ONE_HASH = {"local": "ab12", "swapped": "ab12"}
+
+
+def probed(cycles: list[float], asked_far: list[bool], calibration: live.Calibration = GOOD) -> live.Probed:
+    return live.judge(cycles, asked_far, calibration)
+
+
+def test_arms_and_their_shares() -> None:
+    assert [live.moved_share(a) for a in ("local", "swapped", "interleave-3/8")] == [0.0, 1.0, 0.375]
+    for word in ("swapped-kv_cache", "interleave-8/8", "interleave-9/8", ""):
+        with pytest.raises(UsageError, match="no arm"):
+            live.policy_of(word)
+
+
+def test_the_prediction_by_hand() -> None:
+    """67.5 MB at 375 GB/s take 180 us, at 4,500 GB/s 15 us: 165 us on top of 60."""
+    assert live.predicted_us(60.0, 67.5e6, 4500.0, 375.0) == pytest.approx(225.0)
+
+
+def test_a_window_in_the_wrong_place_is_found() -> None:
+    assert probed([700, 705, 698], [False] * 3).agrees
+    swapped = probed([2010, 2000, 1985], [True] * 3)
+    assert swapped.agrees and swapped.far == 3 and swapped.far_cycles == 2000
+    stayed = probed([2010, 702, 1985], [True] * 3)  # one object was not moved
+    assert not stayed.agrees and stayed.wrong == 1
+    mixed = probed([700, 2000, 700, 2000], [False, True, False, True])
+    assert mixed.agrees and mixed.far == 2
+
+
+def test_levels_that_touch_tell_nothing() -> None:
+    noisy = live.Calibration(near=(690.0, 2100.0), far=(1990.0, 2000.0))
+    assert "cannot be told apart" in str(noisy.why_not)
+    assert not probed([2000], [True], noisy).agrees
+    assert "no clock" in str(live.Calibration((0.0,), (0.0,)).why_not)
+
+
+def test_a_penalty_needs_probed_weights_accounted_rest_cold_data_one_code_and_a_quiet_control() -> None:
+    right = probed([2000.0], [True])
+    good: dict[str, Any] = {
+        "probed": right, "rest_evidence": "accounted", "cold": True, "hashes": ONE_HASH, "control_off": 0.002
+    }  # fmt: skip
+    assert live.no_penalty_because(**good) is None
+    for change, words in (
+        ({"probed": probed([700.0], [True])}, "1 of 1 windows"),
+        ({"rest_evidence": "declared"}, "declared only"),
+        ({"cold": False}, "warm"),
+        ({"hashes": {"local": "ab12", "swapped": "cd34"}}, "same machine code"),
+        ({"hashes": {"local": None, "swapped": None}}, "same machine code"),
+        ({"control_off": 0.02}, "measured twice"),
+        ({"control_off": None}, "measured twice"),
+    ):
+        assert words in str(live.no_penalty_because(**{**good, **change}))
+
+
+def test_quantities_hold_the_ratio_the_prediction_and_the_refusal() -> None:
+    draw = random.Random(4)
+    arms = {
+        "local": lambda: 60_000 * draw.lognormvariate(0, 0.003),
+        "swapped": lambda: 225_000 * draw.lognormvariate(0, 0.003),
+    }
+    found = measure(arms, Plan(seed=1, min_blocks=20, max_blocks=20))
+    kept = live.quantities("swapped", found, moved_bytes=67.5e6, rates=(4500.0, 375.0), refused=None)
+    assert kept["penalty"].value == pytest.approx(2.75, rel=0.02) and kept["penalty"].low is not None
+    assert kept["predicted_over_measured"].value == pytest.approx(1, abs=0.02)
+    assert kept["layer_us"].value == pytest.approx(225, rel=0.01) and len(kept["layer_us"].samples) == 20
+    refused = live.quantities("swapped", found, moved_bytes=67.5e6, rates=(4500.0, 375.0), refused="warm")
+    assert refused["penalty"].value is None and refused["penalty"].why == "warm"
+    assert live.quantities("local", found, moved_bytes=0, rates=(1, 1), refused=None)["time_over_local"].value == (
+        pytest.approx(1, abs=0.01)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,7 @@ def hip_machine(
     capturing: Callable[[], bool] = lambda: False,
 ) -> Machine:
     """`base` with the AMD memory group over a freshly reset stub; counters of `pid` lie below `folder`."""
+    gc.collect()  # buffers of an earlier test that a traceback kept belong to the stub as it was
     counters = folder / KFD_PROCESSES.lstrip("/") / str(pid)
     counters.mkdir(parents=True, exist_ok=True)
     devices = [(d.bdf, int(d.gpu_id or 0), int(d.kfd_node or 0)) for d in base.devices]

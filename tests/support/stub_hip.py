@@ -53,9 +53,10 @@ static void say(const char *format, ...) {
     memcpy(text + text_used, line, n); text_used += n; text[text_used++] = '\n'; text[text_used] = 0;
 }
 static err fault(const char *call) {
+    err code = OK;
     for (int i = 0; i < 64; i++)
-        if (faults[i].at > 0 && !strcmp(faults[i].call, call) && --faults[i].at == 0) return faults[i].code;
-    return OK;
+        if (faults[i].at > 0 && !strcmp(faults[i].call, call) && --faults[i].at == 0 && !code) code = faults[i].code;
+    return code;
 }
 static void count(int device) {
     char path[600]; if (!counters[0]) return;
@@ -140,6 +141,7 @@ void stub_device(int i, const char *bus, unsigned gpu_id, unsigned node) {
 void stub_fail(const char *call, int nth, int code) {
     for (int i = 0; i < 64; i++) if (faults[i].at <= 0) {
         snprintf(faults[i].call, 48, "%s", call); faults[i].at = nth; faults[i].code = code; return; } }
+void stub_no_faults(void) { memset(faults, 0, sizeof faults); }
 void stub_set(const char *name, long a, long b) {
     if (!strcmp(name, "capturing")) capturing = a; else if (!strcmp(name, "granularity")) granularity = a;
     else if (!strcmp(name, "uncached_on_host")) uncached_on_host = a; else if (!strcmp(name, "version")) version = a;
@@ -378,6 +380,10 @@ class Stub:
     def fail(self, call: str, nth: int, code: int) -> None:
         """The nth use of a call from now fails with a code."""
         self.library.stub_fail(call.encode(), nth, code)
+
+    def no_faults(self) -> None:
+        """Forget the failures that have not come yet."""
+        self.library.stub_no_faults()
 
     def set(self, name: str, first: int, second: int = 0) -> None:
         """One of capturing, granularity, uncached_on_host, version, no_peer, spill."""

@@ -50,8 +50,10 @@ def check_op(
 ) -> CheckResult:
     """Run the cases of `op` strictly on `backend`; a kernel's typed error is a failure of that case.
 
-    Operands are moved to torch device `device` for the run and compared on the host.
+    Operands are moved to torch device `device` for the run and compared on the host. Unsupported where the package that
+    the backend's kernels are written in is not installed.
     """
+    registry.implementation(op, backend)
     started = time.monotonic()
     worst, failures = 0.0, []
     # Cases are reproducible: one copy is run, the other keeps what in-place operands held before.

@@ -117,9 +117,17 @@ def offered(backend: str) -> Mapping[str, str]:
 
 
 def implementation(name: str, backend: str) -> Callable[..., None] | None:
-    """The function `f(operands, attrs, *, stream=None)` of a kernel backend, or None where it has none."""
+    """The function `f(operands, attrs, *, stream=None)` of a kernel backend, or None where it has none.
+
+    Unsupported where the package that the kernels are written in is not installed.
+    """
     target = offered(backend).get(op(name).name)
-    return resolve(target) if target else None
+    try:
+        return resolve(target) if target else None
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.partition(".")[0] != backend:
+            raise
+        raise Unsupported(f"{backend} is not installed", hint="see: dieplace doctor") from missing
 
 
 def resolve(target: str) -> Callable[..., Any]:
@@ -161,8 +169,7 @@ def run_call(call: Call, *, backend: str = "reference", strict: bool = False, st
     if backend == "reference":
         run_reference(call)
         return backend
-    kernel = implementation(call.op.name, backend)
-    reason = f"{backend} has no kernel for it" if kernel is None else _cannot(kernel, call)
+    kernel, reason = _kernel(call, backend)
     if kernel is not None and reason is None:
         kernel(call.operands, call.attrs, stream=stream)
         return backend
@@ -173,6 +180,15 @@ def run_call(call: Call, *, backend: str = "reference", strict: bool = False, st
     _warn_once(f"{call.op.name}: {reason}; the torch reference runs instead")
     run_reference(call)
     return "reference"
+
+
+def _kernel(call: Call, backend: str) -> tuple[Callable[..., None] | None, str | None]:
+    """The kernel, and why it cannot run this call."""
+    try:
+        kernel = implementation(call.op.name, backend)
+    except Unsupported as missing:
+        return None, missing.message
+    return kernel, f"{backend} has no kernel for it" if kernel is None else _cannot(kernel, call)
 
 
 def run_reference(call: Call) -> None:

@@ -161,3 +161,25 @@ def test_every_kernel_is_right_on_the_emulator(capsys: pytest.CaptureFixture[str
     assert code == 0, [r["failures"] for r in answer["results"] if not r["ok"]]
     assert [r["op"] for r in answer["results"]] == list(registry.op_names())
     assert all(r["cases"] >= 20 for r in answer["results"])
+
+
+@pytest.mark.parametrize("backend", ["flydsl", "triton"])
+def test_a_package_that_is_absent_is_told_and_runs_the_reference(backend: str) -> None:
+    """Strictly an error with exit 3; else the reference with one warning. Never a traceback."""
+    code = (
+        "import sys, os, warnings\n"
+        f"sys.modules[{backend!r}] = None\n"
+        "os.environ['TRITON_INTERPRET'] = '1'\n"
+        "from dieplace.cli.main import main\n"
+        "from dieplace.kernels import registry\n"
+        "from dieplace.kernels.cases import cases\n"
+        "case = cases('rmsnorm', 1)[0]\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        f"    ran = registry.run('rmsnorm', case.operands, case.attrs, backend={backend!r})\n"
+        "assert ran == 'reference' and 'is not installed' in str(seen[-1].message), seen\n"
+        f"sys.exit(main(['kernel', 'check', 'rmsnorm', '--limit', '1', '--kernels', {backend!r}]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3, done.stderr
+    assert f"{backend} is not installed" in done.stderr and "Traceback" not in done.stderr

@@ -32,6 +32,11 @@ class Options:
     label: str = ""
     bytes_from: str = "shapes"
 
+    def __post_init__(self) -> None:
+        twice = next((arm for index, arm in enumerate(self.arms) if arm in self.arms[:index]), None)
+        if twice is not None:
+            raise UsageError(f"arm {twice!r} is named twice", hint="name each arm once")
+
 
 @dataclass(frozen=True)
 class Experiment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -79,7 +80,7 @@ def stage_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def column_key(run: Run, point: Point) -> str:
     """`dpx_nps2_swapped_us`: the key of an arm's column."""
-    return f"{run.block}_{point.arm}_us".replace("-", "_").replace("/", "_of_")
+    return re.sub(r"[^A-Za-z0-9]+", "_", f"{run.block}_{point.arm.replace('/', '_of_')}_us")
 
 
 def residency_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 
 from dieplace.clock import arm, parameter_set, time_token
 from dieplace.errors import Unsupported, UsageError
-from dieplace.experiments import modelled, registry, report
+from dieplace.experiments import modelled, registry, report, summary
 from dieplace.experiments.registry import Options
 from dieplace.kernels.step import stages
 from dieplace.machine import Machine
@@ -142,6 +143,19 @@ def test_what_equal_points_need_is_placed_once(monkeypatch: pytest.MonkeyPatch) 
     assert len([name for role, name in made if role == "kv_cache"]) == 28 * 3 * 4
 
 
+@pytest.mark.parametrize("name", ["context", "placement", "verify"])
+def test_each_arm_has_a_column_of_its_own_that_sums_to_its_time(name: str) -> None:
+    """The stage table against the times themselves: an arm that shared a column would double it."""
+    runs = run(name)
+    rows = summary.stage_rows(runs)
+    keys = [summary.column_key(one, point) for one, point in summary.points(runs)]
+    assert len(set(keys)) == len(keys) and all(re.fullmatch("[a-z][a-z0-9_]*", key.lower()) for key in keys)
+    for key, (_, point) in zip(keys, summary.points(runs), strict=True):
+        assert rows[-1][key] == pytest.approx(point.quantities["token_us"].value, rel=1e-9)
+    with pytest.raises(UsageError, match="arm 'local' is named twice"):
+        Options(arms=("local", "swapped", "local"))
+
+
 def test_a_sweep_says_every_context_and_number_of_tokens() -> None:
     """Neither the page nor the conditions may call a run of three contexts a run of one."""
     (found,) = run("context")
@@ -154,7 +168,10 @@ def test_a_sweep_says_every_context_and_number_of_tokens() -> None:
     assert ", rounds of 1/2/4/8 tokens, " in rounds.conditions["workload"]
 
 
-@pytest.mark.parametrize("name", [n for n in registry.experiment_names() if n != "weight-swap"])
+MODELLED = [n for n in registry.experiment_names() if registry.get(n).cannot("emulated") is None]
+
+
+@pytest.mark.parametrize("name", [n for n in MODELLED if n != "weight-swap"])
 def test_refusals(name: str) -> None:
     experiment = registry.get(name)
     assert experiment.summary and experiment.factors

@@ -76,7 +76,7 @@ class _Bench:
         self.index = int(self.device.runtime_index or 0)
         torch.cuda.set_device(self.index)
         self.home = "local"
-        self.plan = Plan(seed=SEED, warmups=1, min_blocks=20, max_blocks=40, budget_s=60.0)
+        self.plan = Plan(seed=SEED, warmups=1, min_blocks=20, max_blocks=40, budget_s=40.0)
 
     def run(self, progress: Progress) -> Run:
         """Rates, calibration, placement, the paired measurement, and an audit with probes of every arm."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dieplace.backends.availability import Availability
 from dieplace.backends.nvidia import topology
@@ -11,15 +12,19 @@ from dieplace.errors import BackendError
 from dieplace.machine import Machine
 from dieplace.sysfs import Sysfs
 
+if TYPE_CHECKING:
+    from dieplace.backends.device_memory import DeviceMemory
+
 
 class NvidiaBackend:
     """Each GPU is a card with one device and one domain."""
 
     name = "nvidia"
-    groups = frozenset({"always"})
+    groups = frozenset({"always", "memory"})
 
     def __init__(self, *, root: str | Path = "/") -> None:
         self.sysfs = Sysfs(root)
+        self._device_memory: DeviceMemory | None = None
 
     def probe(self) -> Availability:
         """Yes when the driver's management library lists a GPU."""
@@ -40,6 +45,15 @@ class NvidiaBackend:
             return topology.snapshot(self.sysfs, self, ask_cuda=ask_cuda)
         except NvmlError as error:
             raise BackendError(f"the NVIDIA driver failed: {error}", hint="see: nvidia-smi") from error
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """CUDA memory of the machine, opened on first use; Unsupported where the driver cannot be opened."""
+        if self._device_memory is None:
+            from dieplace.backends.nvidia.memory import cuda_memory
+
+            self._device_memory = cuda_memory(self.snapshot(links=False))
+        return self._device_memory
 
     def stamp(self) -> tuple[str | None, str | None]:
         """(boot id, None): the driver counts no generations."""

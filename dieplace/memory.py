@@ -239,6 +239,7 @@ def place(module: Any, *, device: Device, policy: Policy, role: str = "weights")
     """
     import torch
 
+    session = memory_session(device._owner(), "place a module")
     moved: dict[int, torch.UntypedStorage] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         storage = tensor.untyped_storage()
@@ -247,8 +248,8 @@ def place(module: Any, *, device: Device, policy: Policy, role: str = "weights")
         if storage.data_ptr() not in moved:
             old = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             with device.placing(policy, role=role):
-                moved[storage.data_ptr()] = old.clone().untyped_storage()
-        placed = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+                moved[storage.data_ptr()] = old.to(session.torch_device(device), copy=True).untyped_storage()
+        placed = torch.empty(0, dtype=tensor.dtype, device=session.torch_device(device))
         placed.set_(moved[storage.data_ptr()], tensor.storage_offset(), tensor.size(), tensor.stride())
         tensor.data = placed
     return module

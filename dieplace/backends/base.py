@@ -142,6 +142,7 @@ class MemoryBackend(Protocol):
     def find(self, address: int) -> Allocation | None: ...
     def request(self, allocation: Allocation) -> Request: ...
     def tensor(self, allocation: Allocation, dtype: Any, shape: Sequence[int], offset_bytes: int = 0) -> Any: ...
+    def torch_device(self, device: Device) -> str: ...
     def placing(
         self, domain: Domain | Sequence[Domain], *, device: Device, role: str
     ) -> AbstractContextManager[None]: ...
@@ -155,13 +156,23 @@ class Execution(Protocol):
     def time(self, workload: Workload, device: Device) -> Timing: ...
 
 
+_INSTEAD = {
+    "replayed": "a recording answers questions only: go to the machine it was made on, or name --backend emulated",
+    "cpu": "name a backend with devices: --backend amd, nvidia or emulated",
+}
+
+
 def require(backend: Backend, group: str) -> Any:
     """The backend itself when it has `group`; Unsupported with its reason otherwise."""
     if group in backend.groups:
         return backend
     raise Unsupported(
         f"the {backend.name} backend has no {group}",
-        hint=f"it offers {', '.join(sorted(backend.groups))}",
+        hint=_INSTEAD.get(backend.name) or f"a backend that has it is emulated; {backend.name} has {_listed(backend)}",
         backend=backend.name,
         group=group,
     )
+
+
+def _listed(backend: Backend) -> str:
+    return " and ".join(sorted(backend.groups - {"always"})) or "discovery alone"

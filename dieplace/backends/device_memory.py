@@ -192,6 +192,10 @@ class DeviceMemory:
         at = held.address + offset_bytes
         return tensor_at(at, nbytes, dtype, shape, kind, index, lambda: self.lifetimes.drop(held))
 
+    def torch_device(self, device: Device) -> str:
+        """torch's name of the device that executes."""
+        return f"cuda:{self.homes.index(device)}"
+
     def placing(self, domain: Domain | Sequence[Domain], *, device: Device, role: str) -> AbstractContextManager[None]:
         """Inside, what torch allocates on this thread for `device` lands in the domain."""
         pattern = (domain.id,) if isinstance(domain, Domain) else tuple(d.id for d in domain)

@@ -99,6 +99,10 @@ class EmulatedMemory:
         """A CPU tensor over the allocation's memory."""
         return self.hbm.tensor(allocation.token, dtype, shape, offset_bytes)
 
+    def torch_device(self, device: Device) -> str:
+        """Tensors of emulated devices are CPU tensors."""
+        return "cpu"
+
     @contextmanager
     def placing(self, domain: Domain | Sequence[Domain], *, device: Device, role: str) -> Iterator[None]:
         """Inside, every fresh storage that torch makes on this thread is relocated into the domain, by copy."""

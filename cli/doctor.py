@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from dieplace.allocator_settings import expandable_segments
 from dieplace.cli import render
 from dieplace.cli.options import settings
 from dieplace.cli.table import Column, Table
@@ -108,6 +109,7 @@ def _checks(backend: str | None, node: str | None, rocm_path: str | None) -> Ite
 
         yield replace(render_node_check(EmulatedBackend(node).sysfs), what="open its render nodes")
     yield _package_check("build and emulate FlyDSL kernels", "flydsl", versions)
+    yield _segments_check()
     yield _package_check("Triton kernels", "triton", versions, "comes with torch on Linux x86-64 GPU builds")
     yield _package_check("statistics of experiments", "scipy", versions)
     yield _package_check("charts in reports", "matplotlib", versions)
@@ -197,6 +199,14 @@ def _torch_check(versions: dict[str, str | None], nvidia: bool, amd: bool) -> Ch
     fits = not wanted or build.startswith(wanted) or build == "default build"
     do = None if fits else f"install a {'ROCm' if amd else 'CUDA'} build of torch in place of {version}"
     return Check("PyTorch", fits, f"torch {version}" + ("" if fits else " cannot use the accelerator here"), do)
+
+
+def _segments_check() -> Check:
+    found = expandable_segments()
+    if not found.on:
+        return Check("torch allocator", True, "no expandable segments")
+    told = f"expandable segments are on ({found.source}): nothing is measured with them"
+    return Check("torch allocator", False, told, "run without that setting")
 
 
 def _package_check(what: str, name: str, versions: dict[str, str | None], note: str = "") -> Check:

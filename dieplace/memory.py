@@ -8,16 +8,16 @@ their backing lies on the other die.
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dieplace.backends.base import Allocation, Backend, Location, require
+from dieplace.backends.base import Allocation, Location
 from dieplace.errors import DomainFull, PlacementError, Unsupported, UsageError
 from dieplace.machine import Device, Machine
 from dieplace.policy import Policy, Resolved, expected_bytes, resolve
+from dieplace.sessions import memory_session as memory_session
 from dieplace.workload import ROLES
 
 if TYPE_CHECKING:
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 
 # Flags are polled across dies: only the extended-scope class cannot go stale there (memory-locality reference, 2.4).
 CLASS_OF_ROLE = {"weights": "coarse", "kv_cache": "coarse", "activation": "coarse", "sync_flag": "uncached"}
-
-# What hands out placed memory in this process, so that an audit can ask who owns an address.
-_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
-_sessions_lock = threading.Lock()
-
 
 class Buffer:
     """One allocation with its role and the policy it was asked under; frees itself when dropped.
@@ -253,38 +248,6 @@ def place(module: Any, *, device: Device, policy: Policy, role: str = "weights")
         placed.set_(moved[storage.data_ptr()], tensor.storage_offset(), tensor.size(), tensor.stride())
         tensor.data = placed
     return module
-
-
-def memory_session(machine: Machine, verb: str) -> Any:
-    """The memory group of the machine's backend, after a freshness check; Unsupported otherwise."""
-    backend: Backend = machine.require_session(verb)
-    session = require(backend, "memory").memory
-    with _sessions_lock:
-        _sessions.add(session)
-    return session
-
-
-def find_owner(address: int) -> tuple[Any, Allocation] | None:
-    """The session and allocation that cover an address, among all sessions of this process; None for host memory."""
-    with _sessions_lock:
-        sessions = list(_sessions)
-    for session in sessions:
-        allocation = session.find(address)
-        if allocation is not None:
-            return session, allocation
-    return None
-
-
-def unplaced(address: int, nbytes: int) -> Location | None:
-    """Where a device says memory is that nobody placed; None where no session knows the address."""
-    with _sessions_lock:
-        sessions = list(_sessions)
-    for session in sessions:
-        look = getattr(session, "unplaced", None)
-        found: Location | None = look(address, nbytes) if look else None
-        if found is not None:
-            return found
-    return None
 
 
 def _require_home(machine: Machine, buffer: Buffer) -> None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dieplace.errors import Misplaced, UsageError
-from dieplace.memory import Buffer, find_owner, unplaced
+from dieplace.memory import Buffer
 from dieplace.policy import expected_slice
+from dieplace.sessions import find_owner, unplaced
 
 SCHEMA = "dieplace/residency/1"
 EVIDENCE = ("declared", "accounted", "probed")

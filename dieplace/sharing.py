@@ -39,7 +39,8 @@ def import_buffer(machine: Machine, exported: Exported, *, device: Device | str)
     Raises StaleMachine where the export is from before a reboot or a mode change, Unsupported where the backend
     cannot import, BackendError where the driver refuses.
     """
-    from dieplace.memory import Buffer, memory_session
+    from dieplace.memory import Buffer
+    from dieplace.sessions import memory_session
 
     if not isinstance(exported, Exported):
         raise UsageError(f"a {type(exported).__name__} is no exported buffer", hint="give what buffer.export() gave")

@@ -248,6 +248,7 @@ def test_hints_are_part_of_the_key_and_do_not_stay_with_the_launcher(options: Co
 
 
 def test_the_disk_cache_hits_across_processes_and_a_torn_entry_is_a_miss(options: CompileOptions) -> None:
+    flydsl._process.by_key.clear()  # what earlier tests compiled in this process
     first = compile_launcher(trial.vector_add(), *three(), options=options)
     flydsl._process.by_key.clear()
     again = compile_launcher(trial.vector_add(), *three(), options=options)

@@ -50,8 +50,8 @@ def test_a_few_cases_of_every_op() -> None:
 
 @needs_triton
 @pytest.mark.slow
-def test_all_cases_of_every_op() -> None:
-    rows = interpret(0, *OPS)
-    print({row[0]: row[1] for row in rows})
-    assert all(row[1] >= 20 for row in rows)
+def test_ten_cases_of_every_op() -> None:
+    """All cases run on a device by `kernel check`; the interpreter takes minutes for them."""
+    rows = interpret(10, *OPS)
+    assert all(row[1] == 10 for row in rows)
     assert [row for row in rows if row[3]] == []

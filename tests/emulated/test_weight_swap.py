@@ -243,7 +243,7 @@ def test_full_model_under_a_minute_and_two_gibibytes(tmp_path: Path) -> None:
     assert int(peak_kib) < 2 * 1024 * 1024
     for said in ("local", "swapped", "spx-nps1", "dpx-nps1", "869.5", "731.4", "report: out/report.html"):
         assert said in stdout
-    assert max(map(len, done.stdout.split("note:")[0].splitlines())) <= 80 + 2
+    assert max(map(len, stdout.split("note:")[0].splitlines())) <= 80 + 2
 
 
 def test_ctrl_c_keeps_what_is_done_and_leaves_no_node(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ from typing import Any
 
 from dieplace.errors import Unsupported, UsageError
 from dieplace.kernels.models import ModelShape
-from dieplace.kernels.models.rope import Rope, ropes_of
+from dieplace.kernels.models.rope import Rope, positive, ropes_of
 
 FULL, WINDOW = "full_attention", "sliding_attention"
 _ARCHITECTURES = {"GptOssForCausalLM": "gpt_oss", "Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}
+
+_MOST, _MOST_LAYERS = 2**31 - 1, 10_000  # beyond them a file is damaged, and a list a layer would eat the memory
 
 # Defaults of the `transformers` configuration classes where a field is absent or null (5.24; they differ by family).
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -88,7 +90,7 @@ def read_config(path: str | os.PathLike[str]) -> ModelConfig:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except OSError as problem:
         raise UsageError(f"{file} cannot be read: {problem.strerror}") from None
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise UsageError(f"{file} is no JSON: {problem}") from None
     return parse_config(raw, str(file))
 
@@ -110,23 +112,23 @@ def parse_config(raw: Mapping[str, Any], where: str = "config") -> ModelConfig:
         head_dim=_head_dim(raw, field, hidden, q_heads),
         intermediate=field.count("intermediate_size"),
         vocabulary=field.count("vocab_size"),
-        tied_head=bool(field.get("tie_word_embeddings", False)),
-        eps=float(field.get("rms_norm_eps", 1e-6)),
+        tied_head=field.switch("tie_word_embeddings"),
+        eps=field.number("rms_norm_eps", 1e-6),
         norm_order="before_cast" if family == "gpt_oss" else "after_cast",
         layer_types=_layer_types(field, layers),
         window=_window(field),
         ropes=(),
-        attention_bias=bool(field.get("attention_bias", False)),
+        attention_bias=field.switch("attention_bias"),
         qk_norm=family == "qwen3",
         sinks=family == "gpt_oss",
         max_positions=field.count("max_position_embeddings"),
         experts=field.count("num_local_experts") if family == "gpt_oss" else 0,
         experts_per_token=field.count("num_experts_per_tok") if family == "gpt_oss" else 0,
-        alpha=float(field.get("swiglu_alpha", 1.702)),
-        limit=float(field.get("swiglu_limit", 7.0)),
+        alpha=field.number("swiglu_alpha", 1.702),
+        limit=field.number("swiglu_limit", 7.0),
     )
     _check(config, field)
-    ropes = ropes_of(raw, config.layer_types, config.head_dim, field.get("rope_theta", 10000.0), where)
+    ropes = ropes_of(raw, config.layer_types, config.head_dim, field.number("rope_theta", 10000.0), where)
     return ModelConfig(**{**vars(config), "ropes": ropes})
 
 
@@ -167,18 +169,33 @@ class _Fields:
         value = self.get(key, default)
         if value is None:
             raise UsageError(f"{self.where}: {key} is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"{self.where}: {key} is {value!r}, not a positive number")
+        most = _MOST_LAYERS if key == "num_hidden_layers" else _MOST
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise UsageError(f"{self.where}: {key} is {str(value)[:40]!r}, not a whole number from 1 to {most:,}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A number above 0."""
+        return positive(self.get(key, default), f"{self.where}: {key}")
+
+    def switch(self, key: str) -> bool:
+        """Yes or no; no where nothing is said."""
+        value = self.get(key, False)
+        if not isinstance(value, bool):
+            raise UsageError(f"{self.where}: {key} is {value!r}, not true or false")
         return value
 
 
 def _family(raw: Mapping[str, Any], where: str) -> str:
-    names = raw.get("architectures") or []
+    names, model_type = raw.get("architectures") or [], raw.get("model_type")
+    texts = [*names, *([] if model_type is None else [model_type])] if isinstance(names, list) else [names]
+    if not isinstance(names, list) or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{where}: architectures is a list of names, and model_type a name")
     known = [_ARCHITECTURES[n] for n in names if n in _ARCHITECTURES]
-    family = known[0] if known else raw.get("model_type")
+    family = known[0] if known else model_type
     if family in _DEFAULTS:
         return str(family)
-    found = ", ".join(map(str, names)) or raw.get("model_type") or "nothing"
+    found = ", ".join(map(str, names)) or model_type or "nothing"
     raise Unsupported(f"{where}: architecture {found} is not supported", hint=f"supported: {', '.join(_ARCHITECTURES)}")
 
 
@@ -195,6 +212,8 @@ def _layer_types(field: _Fields, layers: int) -> tuple[str, ...]:
     types = field.get("layer_types")
     if types is None:
         return _default_layer_types(field, layers)
+    if not isinstance(types, list):
+        raise UsageError(f"{field.where}: layer_types is {types!r}, not a list")
     if len(types) != layers:
         raise UsageError(f"{field.where}: layer_types has {len(types)} entries for {layers} layers")
     unknown = sorted({str(t) for t in types} - {FULL, WINDOW})
@@ -206,17 +225,19 @@ def _layer_types(field: _Fields, layers: int) -> tuple[str, ...]:
 def _default_layer_types(field: _Fields, layers: int) -> tuple[str, ...]:
     if field.family == "gpt_oss":
         return tuple(WINDOW if layer % 2 == 0 else FULL for layer in range(layers))
-    if field.family == "qwen3" and field.get("use_sliding_window", False):
+    if field.family == "qwen3" and field.switch("use_sliding_window"):
         # The shipped code puts the window on layers at and above max_window_layers, whatever the documentation says.
         first = field.get("max_window_layers", 28)
+        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+            raise UsageError(f"{field.where}: max_window_layers is {first!r}, not a number of layers")
         return tuple(WINDOW if layer >= first else FULL for layer in range(layers))
     return (FULL,) * layers
 
 
 def _window(field: _Fields) -> int:
-    if field.family == "qwen3" and not field.get("use_sliding_window", False):
+    if field.family == "qwen3" and not field.switch("use_sliding_window"):
         return 0
-    return int(field.get("sliding_window") or 0) if field.family != "llama" else 0
+    return field.count("sliding_window", 0) if field.family != "llama" and field.get("sliding_window") else 0
 
 
 def _check(config: ModelConfig, field: _Fields) -> None:
@@ -226,7 +247,7 @@ def _check(config: ModelConfig, field: _Fields) -> None:
         raise UsageError(f"{field.where}: layer_types has {WINDOW} but sliding_window is not set")
     if field.get("hidden_act", "silu") != "silu":
         raise Unsupported(f"{field.where}: hidden_act {field.get('hidden_act')} is not supported", hint="silu is")
-    if field.get("mlp_bias", False):
+    if field.switch("mlp_bias"):
         raise Unsupported(f"{field.where}: mlp_bias is not supported for dense models")
     if config.experts and config.experts_per_token > config.experts:
         raise UsageError(f"{field.where}: num_experts_per_tok {config.experts_per_token} of {config.experts} experts")

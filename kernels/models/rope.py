@@ -132,14 +132,49 @@ def _rope(raw: Mapping[str, Any], given: Mapping[str, Any], head_dim: int, base:
         raise Unsupported(f"{where}.rope_type is {kind!r}", hint=f"supported: {', '.join(_KINDS)}")
     partial = given.get("partial_rotary_factor")
     partial = raw.get("partial_rotary_factor") if partial is None else partial
-    rotary = int(head_dim * (1.0 if partial is None else partial))
-    if rotary < 2 or rotary % 2:
+    rotary = int(head_dim * positive(1.0 if partial is None else partial, f"{where}: partial_rotary_factor"))
+    if rotary < 2 or rotary % 2 or rotary > head_dim:
         raise UsageError(f"{where}: {partial} of head size {head_dim} is not a positive even number of dimensions")
     theta = given.get("rope_theta")
-    numbers = {k: float(v) for k, v in given.items() if isinstance(v, int | float) and k not in _COMMON}
-    if kind in ("yarn", "llama3") and "original_max_position_embeddings" not in numbers:
-        numbers["original_max_position_embeddings"] = float(raw["max_position_embeddings"])
-    return Rope(kind, float(base if theta is None else theta), rotary, tuple(sorted(numbers.items())))
+    numbers = {
+        k: _float(v, f"{where}.{k}") for k, v in given.items() if isinstance(v, int | float) and k not in _COMMON
+    }
+    original = "original_max_position_embeddings"
+    if kind in ("yarn", "llama3") and original not in numbers:
+        numbers[original] = positive(raw.get("max_position_embeddings"), f"{where}: max_position_embeddings")
+    rope = Rope(
+        kind, positive(base if theta is None else theta, f"{where}.rope_theta"), rotary, tuple(sorted(numbers.items()))
+    )
+    for name in _NEEDED[kind]:
+        positive(rope.get(name), f"{where}.{name}")
+    return rope
+
+
+# Parameters that a kind cannot do without; each divides or is a logarithm's argument.
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+
+
+def positive(value: Any, what: str) -> float:
+    """A finite number above 0; UsageError with `what` otherwise."""
+    number = _float(value, what)
+    if not number > 0:
+        raise UsageError(f"{what} is {value!r}, not a number above 0")
+    return number
+
+
+def _float(value: Any, what: str) -> float:
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise UsageError(f"{what} is {value!r}, not a finite number")
+    return number
 
 
 _COMMON = ("rope_theta", "partial_rotary_factor")

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dieplace.errors import Unsupported, UsageError
 from dieplace.kernels.models import model_shape
@@ -191,3 +193,48 @@ def test_files_that_are_no_configuration(tmp_path: Path) -> None:
         read_config(tmp_path / "none.json")
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     assert read_config(tmp_path) == read_config(tmp_path / "config.json") == parse_config(LLAMA)
+
+
+_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 5)
+    | st.sampled_from([10**400, 1e308, -0.0, 0.5, math.inf, math.nan, "", "default", "yarn", "llama3", FULL, WINDOW]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["rope_type", "factor", "rope_theta", "partial_rotary_factor", "low_freq_factor", FULL, WINDOW]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+_KEYS = [*GPT_OSS, "tie_word_embeddings", "rms_norm_eps", "layer_types", "swiglu_limit", "rope_parameters"]
+_KEYS += ["use_sliding_window", "max_window_layers", "mlp_bias", "hidden_act", "partial_rotary_factor"]
+
+
+@given(
+    base=st.sampled_from([GPT_OSS, QWEN3, {**QWEN3, "architectures": ["LlamaForCausalLM"]}]),
+    changes=st.dictionaries(st.sampled_from(_KEYS), _VALUES, min_size=1, max_size=3),
+)
+@settings(max_examples=600, deadline=None)
+def test_no_configuration_is_a_traceback(base: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Whatever is accepted also has tables: finite numbers for every layer."""
+    try:
+        config = parse_config({**base, **changes}, "fuzz")
+    except (UsageError, Unsupported) as problem:
+        assert "fuzz" in str(problem) or "rope parameter" in str(problem)
+        return
+    assert len(config.layer_types) == len(config.ropes) == config.layers
+    for rope in set(config.ropes):
+        cos, sin = tables(rope, 3)
+        assert cos.shape == sin.shape == (3, rope.rotary_dim // 2)
+
+
+def test_a_layer_window_from_the_first_layer_on() -> None:
+    """`max_window_layers` 0 is a number of layers like any other, not an absent one."""
+    raw = {**QWEN3, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
+    assert set(parse_config(raw).layer_types) == {WINDOW}

@@ -8,9 +8,7 @@ from typing import Any
 
 from dieplace.conditions import CONDITIONS, differing
 from dieplace.errors import Incomparable, UsageError
-from dieplace.run import Quantity, Run
-
-QUANTITY = "token_us"
+from dieplace.run import Point, Quantity, Run
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,12 @@ def _is_regression(row: dict[str, Any], origin: str, limit: float | None) -> boo
 
 
 def _of(run: Run, arm: str) -> Quantity | None:
-    return next((point.quantities[QUANTITY] for point in run.points if point.arm == arm), None)
+    return next((_time(point) for point in run.points if point.arm == arm), None)
+
+
+def _time(point: Point) -> Quantity:
+    """The time that is compared: of a token where it is modelled, of a layer where it was measured."""
+    return point.quantities["token_us"] if "token_us" in point.quantities else point.quantities["layer_us"]
 
 
 def _row(arm: str, base: Quantity | None, other: Quantity | None) -> dict[str, Any]:

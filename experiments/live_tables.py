@@ -30,7 +30,7 @@ def tables(runs: Sequence[Run]) -> list[LiveTable]:
     """Every table of these runs, in order of showing."""
     if runs[0].experiment == "link":
         return [_latency_table(runs), _rate_table(runs)]
-    return [_step_table(runs), _residency_table(runs)]
+    return [_step_table(runs), _stage_table(runs), _residency_table(runs)]
 
 
 def sentences(runs: Sequence[Run]) -> list[str]:
@@ -43,6 +43,10 @@ def sentences(runs: Sequence[Run]) -> list[str]:
         for point in run.points:
             ratio = point.quantities.get("time_over_local") or point.quantities.get("time_over_near")
             if ratio is None or ratio.value is None or ratio.method.startswith("A/A") or not _headline(run, point):
+                continue
+            penalty = point.quantities.get("penalty")
+            if penalty is not None and penalty.value is None:
+                said.append(f"{run.origin}: no penalty is told for {_what(run, point)}, because {penalty.why}")
                 continue
             found = Estimate(ratio.value, ratio.low, ratio.high, max(5, len(_samples(point))), ratio.method)
             words = verdict(found, control=control(point), clock_share=run.facts.get("clock_share")).words
@@ -171,27 +175,56 @@ def _whys(rows: Sequence[Row]) -> str:
 
 
 def _step_table(runs: Sequence[Run]) -> LiveTable:
+    names = ("layer_us", "time_over_local", "predicted_us", "predicted_over_measured")
     rows = []
-    for run in runs:
-        for point in run.points:
-            row: Row = {"run": run.block, "arm": point.arm, "cache": point.factors.get("cache")}
-            for name in ("layer_us", "time_over_local", "predicted_us", "predicted_over_measured"):
-                row |= _spread(name, point.quantities.get(name))
-            row["moved_mb"] = point.factors.get("moved_bytes_per_layer", 0) / 1e6
-            row["evidence"] = (point.residency_before or {}).get("moved_evidence")
-            rows.append(row)
+    for run, point in _points(runs):
+        row: Row = {"run": run.block, "arm": point.arm, "cache": point.factors.get("cache")}
+        for name in names:
+            row |= _spread(name, point.quantities.get(name))
+        row["moved_mb"] = point.factors.get("moved_bytes_per_layer", 0) / 1e6
+        row["evidence"] = (point.residency_before or {}).get("moved_evidence")
+        row["time"] = _ranged(point.quantities.get("layer_us"), "{:.1f}")
+        row["ratio"] = _ranged(point.quantities.get("time_over_local"), "{:.3f}")
+        rows.append(row)
     columns = (
-        ("run", "run", None), ("arm", "arm", None), ("cache", "cache", None),
-        ("moved_mb", "moved MB a layer", "{:.1f}"),
-        ("evidence", "moved role is", None), ("layer_us", "layer us", "{:.2f}"), ("layer_us_low", "low", "{:.2f}"),
-        ("layer_us_high", "high", "{:.2f}"), ("time_over_local", "x local", "{:.4f}"),
-        ("time_over_local_low", "low", "{:.4f}"), ("time_over_local_high", "high", "{:.4f}"),
-        ("predicted_us", "predicted us", "{:.2f}"), ("predicted_over_measured", "predicted / measured", "{:.3f}"),
-    )  # fmt: skip
-    note = "x local: median of pairs with its 95 % interval; the first arm's own is the A/A control. " + str(
-        runs[0].facts.get("prediction", {}).get("formula", "")
+        ("arm", "arm", None),
+        ("moved_mb", "moved MB", "{:.1f}"),
+        ("evidence", "weights are", None),
+        ("time", "layer us [95 %]", None),
+        ("ratio", "x local [95 %]", None),
+        ("predicted_us", "predicted us", "{:.1f}"),
+        ("predicted_over_measured", "predicted / measured", "{:.3f}"),
+    )
+    formula = str(runs[0].facts.get("prediction", {}).get("formula", ""))
+    caches = ", ".join(dict.fromkeys(str(row["cache"]) for row in rows))
+    notes = "".join(f" {note}." for note in dict.fromkeys(note for _, point in _points(runs) for note in point.notes))
+    note = (
+        f"Moved: bytes of weights that a layer reads from the peer. Caches: {caches}. x local: median of pairs; that of"
+        f" local itself is the A/A control. Formula: {formula}.{notes}"
     )
     return LiveTable(f"Time of one layer, {runs[0].origin}", columns, tuple(rows), note)
+
+
+def _stage_table(runs: Sequence[Run]) -> LiveTable:
+    """One row a stage, one column an arm; null where events in a graph do not tell."""
+    rows: dict[str, Row] = {}
+    arms: dict[str, str] = {}
+    whys: dict[str, None] = {}
+    for run, point in _points(runs):
+        key = f"{run.block} {point.arm}"
+        arms[key] = point.arm if len(runs) == 1 else key
+        for stage in point.stages:
+            rows.setdefault(str(stage["stage"]), {"stage": stage["stage"]})[key] = stage["us"]
+            if stage["us"] is None:
+                whys.setdefault(str(stage.get("us_why")))
+    columns = (("stage", "stage", None), *((key, f"{name} us", "{:.1f}") for key, name in arms.items()))
+    note = "Between events in the same graph: each event adds some microseconds, so stages sum to more than the layer."
+    told = "".join(f" Empty where: {why}." for why in whys)
+    return LiveTable(f"Where a layer's time goes, {runs[0].origin}", columns, tuple(rows.values()), note + told)
+
+
+def _points(runs: Sequence[Run]) -> list[tuple[Run, Point]]:
+    return [(run, point) for run in runs for point in run.points]
 
 
 def _residency_table(runs: Sequence[Run]) -> LiveTable:

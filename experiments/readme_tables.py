@@ -17,6 +17,8 @@ from dieplace.run import Quantity, Run
 
 _BLOCK = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n)(.*?)(<!-- end table -->)", re.DOTALL)
 _FOLDER = Path("emulated-mi355x") / "weight-swap"
+_GPUS = Path("nvidia-h200-x2")
+_LIVE_TITLE = "{}; measured on 2 x H200: it validates the harness and the code, not the MI355X."
 _BLOCKS = ("dpx-nps2", "spx-nps1", "dpx-nps1")
 
 
@@ -59,7 +61,64 @@ def published_table() -> str:
     return _markdown(("figure", "published", word, "residual", "why"), body)
 
 
-TABLES: Mapping[str, Callable[[], str]] = {"weight-swap": weight_swap_table, "published": published_table}
+def link_table() -> str:
+    """Near and far memory of the two test GPUs at the largest working set, measured."""
+    run = Run.load(results_folder() / _GPUS / "link" / "gpu0-gpu1.json")
+    body = []
+    for point in run.points:
+        factors, quantities = point.factors, point.quantities
+        if factors["working_set_bytes"] != 1 << 30 or factors["reader"] not in ("gpu0/p0", "all"):
+            continue
+        both = ", both directions at once" if factors["directions"] != "one" else ""
+        if factors["what"] == "latency":
+            value = f"{quantities['latency_ns'].value:.0f} ns, {quantities['latency_cycles'].value:.0f} cycles"
+        else:
+            value = f"{quantities['gb_per_s'].value:,.0f} GB/s"
+        share = quantities["of_ceiling"].value if "of_ceiling" in quantities else None
+        of_ceiling = "-" if share is None else f"{share:.2f}"
+        body.append((f"{factors['what']}{both}", point.arm, value, of_ceiling, _interval(quantities["time_over_near"])))
+    head = ("what", "memory", "measured", "of the run's ceiling", "time over near's (near's own: A/A)")
+    return f"{_LIVE_TITLE.format('1 GiB, cold; GPU 0 executes')}\n\n{_markdown(head, body)}"
+
+
+def live_swap_table() -> str:
+    """One layer with its weights near and far on the two test GPUs, measured, with the prediction."""
+    body = []
+    for name in ("gpu0-gpu1", "interleave"):
+        run = Run.load(results_folder() / _GPUS / "weight-swap" / f"{name}.json")
+        for point in run.points:
+            if name == "interleave" and not point.arm.startswith("interleave"):
+                continue
+            found = point.quantities
+            predicted, ratio = found.get("predicted_us"), found.get("predicted_over_measured")
+            body.append(
+                (
+                    point.arm,
+                    f"{point.factors['moved_bytes_per_layer'] / 1e6:.1f}",
+                    str((point.residency_before or {}).get("moved_evidence")),
+                    f"{found['layer_us'].value:.1f}",
+                    _interval(found["time_over_local"]),
+                    "-" if predicted is None else f"{predicted.value:.1f}",
+                    "-" if ratio is None else f"{ratio.value:.2f}",
+                )
+            )
+    head = ("arm", "moved, MB a layer", "weights are", "layer, us", "time over local's", "predicted, us", "of measured")
+    title = _LIVE_TITLE.format("gpt-oss-120b layer in MXFP4, 1,024 tokens of context, under a graph")
+    return f"{title} The first row's ratio is the A/A control.\n\n{_markdown(head, body)}"
+
+
+def _interval(found: Quantity) -> str:
+    if found.value is None or found.low is None or found.high is None:
+        return "-"
+    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "weight-swap": weight_swap_table,
+    "published": published_table,
+    "link": link_table,
+    "weight-swap-h200": live_swap_table,
+}
 
 
 def filled(page: str) -> str:

@@ -81,7 +81,13 @@ def _check_live(run: Run) -> None:
             for key in ("what", "reader", "directions", "cache"):
                 _want(point.factors[key], str, f"a point's {key}")
             _whole(point.factors["working_set_bytes"], "a working set")
+        elif "layer_us" not in point.quantities:
+            raise ValueError(f"arm {point.arm} has no layer_us")
         _number(point.factors.get("moved_bytes_per_layer", 0), "moved bytes")
+        for stage in point.stages:
+            _want(stage["stage"], str, "a stage's name")
+            if run.experiment != "link" and stage["us"] is not None:
+                _number(stage["us"], "us of a stage")
         for homes in _mapping((point.residency_before or {}).get("bytes_by_role_and_domain", {}), "homes").values():
             for nbytes in _mapping(homes, "bytes of a role").values():
                 _number(nbytes, "bytes in a domain")

@@ -27,6 +27,7 @@ from dieplace.run import Run
 
 LAYERS = 8
 HOPS = 64
+SETTLING = 5  # untimed replays before each sample: translations of a fresh mapping, clocks after the pause of a move
 SEED = 20261130
 CALIBRATION_BYTES = 256 << 20
 
@@ -169,7 +170,8 @@ class _Bench:
     def _arm(self, arm: str, graph: timing.Captured) -> Callable[[], float]:
         def sample() -> float:
             self._to(arm)
-            graph.graph.replay()  # untimed: translations of a fresh mapping, and no weight left over in a cache
+            for _ in range(SETTLING):
+                graph.graph.replay()
             return timing.time_once(graph)
 
         return sample

@@ -122,12 +122,13 @@ def _point(arm: str, taken: Taken) -> Point:
             "roles_moved": ["weights"] if moved else [],
             "moved_bytes_per_layer": moved,
             "cache": "cold" if spread.cold else "warm",
-            "cache_words": spread.words,
+            "bytes_between_uses": taken.layers * taken.layer.read_bytes,
             "with_stage_events_us": taken.before[arm].marked_us,
         },
         stages=tuple(_stage_rows(taken.before[arm].spans, taken.layers)),
         residency_before=_residency(taken.before[arm]),
         residency_after=_residency(taken.after[arm]),
+        notes=(live.SHARED_NOTE,) if 0 < live.moved_share(arm) < 1 else (),
     )
 
 

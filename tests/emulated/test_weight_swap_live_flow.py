@@ -12,7 +12,7 @@ import torch
 
 from dieplace.backends.nvidia import timing
 from dieplace.cli import main as frame
-from dieplace.experiments import layer_speed, weight_swap_nvidia, weight_swap_result
+from dieplace.experiments import layer_speed, live_tables, weight_swap_nvidia, weight_swap_result
 from dieplace.experiments.private_node import private_node
 from dieplace.experiments.registry import Options
 from dieplace.experiments.run_shape import check_shape
@@ -116,6 +116,7 @@ def test_moves_every_object_and_tells_a_penalty(bench: Any, tmp_path: Any, capsy
     assert check_shape(Run.load(path), "x").to_json() == run.to_json()
     assert frame.main(["bench", "show", str(path)]) == 0
     assert "gpu0-gpu0 swapped is slower by" in capsys.readouterr().out
+    assert frame.main(["bench", "compare", str(path), str(path)]) == 0
 
 
 def test_weights_that_did_not_move_give_no_penalty(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,3 +125,6 @@ def test_weights_that_did_not_move_give_no_penalty(bench: Any, monkeypatch: pyte
     run = bench.run(lambda words: None)
     refused = run.point("swapped").quantities["penalty"]
     assert refused.value is None and "32 of 32 windows" in str(refused.why)
+    said = live_tables.sentences([run])
+    assert any("no penalty is told for gpu0-gpu0 swapped, because 32 of 32" in line for line in said)
+    assert not any("slower" in line for line in said)

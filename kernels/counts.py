@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ROLES_READ = ("weights", "kv_cache")
 _VERSION = 1
 # What decides which bytes are read and how they are counted: kernels and step here, compiler and emulator beside them.
-_SOURCES = ("flydsl", "layer.py", "decode.py", "load.py", "counts.py", "ledger.py", "layout.py")
+_SOURCES = ("flydsl", "layer.py", "head.py", "decode.py", "load.py", "counts.py", "ledger.py", "layout.py")
 _LIBRARY_SOURCES = ("codegen", "emulator/isa", "emulator/execution.py", "emulator/hbm.py", "emulator/pages.py")
 
 

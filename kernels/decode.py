@@ -20,13 +20,13 @@ from torch import Tensor
 
 from dieplace.errors import KernelFault, UsageError
 from dieplace.kernels import registry
+from dieplace.kernels.head import run_head
 from dieplace.kernels.layer import run_layer
 from dieplace.kernels.ledger import Executed, Ledger, Touched
 from dieplace.kernels.load import Weights, head_is_tied
 from dieplace.kernels.models.config import ModelConfig, read_config
 from dieplace.kernels.models.rope import tables
 from dieplace.kernels.placement import Placement
-from dieplace.kernels.reference_linear import first_largest
 from dieplace.workload import Handoff, Workload
 
 RELEASED: Mapping[str, str] = {"qkv": "bf16", "o_proj": "bf16", "mlp": "bf16", "head": "bf16"}
@@ -142,7 +142,7 @@ class DecodeModel:
         residual: list[Tensor | None] = [None] * self.shards
         for layer in range(self.config.layers):
             hidden, residual = run_layer(self, layer, hidden, residual)
-        logits, chosen = self._head(hidden, residual)
+        logits, chosen = run_head(self, hidden, residual)
         self.position += count
         return StepResult(logits, chosen, self.nonfinite, self.ledger, self._workload(count))
 
@@ -227,36 +227,6 @@ class DecodeModel:
         operand = Touched("table", "weights", sum(places.values()), False, places)
         self.ledger.calls.append(Executed("embed", None, shard, "embed", "torch", (operand,)))
         return out
-
-    def _head(self, hidden: list[Tensor], residual: list[Tensor | None]) -> tuple[Tensor, tuple[int, ...]]:
-        """Final norm and head; each shard ranks its own rows, the better of the two wins, the lower index on a tie."""
-        count, rows = hidden[0].shape[0], self.config.vocabulary // self.shards
-        logits, best = [], []
-        for shard in range(self.shards):
-            x = self.norm("head", None, shard, "norm", hidden[shard], residual[shard])[0]
-            out = {
-                "logits": self.scratch(shard, "logits", (count, rows), torch.float32),
-                "value": self.scratch(shard, "value", (count,), torch.float32),
-                "token": self.scratch(shard, "token", (count,), torch.int32),
-            }
-            self._rank(shard, x, rows, out)
-            logits.append(out["logits"])
-            best.append(list(zip(out["value"].tolist(), out["token"].tolist(), strict=True)))
-        chosen = tuple(max(options, key=lambda pair: (pair[0], -pair[1]))[1] for options in zip(*best, strict=True))
-        return torch.cat(logits, dim=1), chosen
-
-    def _rank(self, shard: int, x: Tensor, rows: int, out: dict[str, Tensor]) -> None:
-        """Logits of a shard's rows and the best of them; an MXFP4 head is ranked by torch after its product."""
-        weight = self.weights.get(shard, "head")
-        if weight is not None:
-            operands = {"x": x, "weight": weight, **out}
-            self.call("head", None, shard, "head_argmax", operands, {"vocab": rows, "offset": shard * rows})
-            return
-        parts = {part: self.weights.get(shard, f"head.{part}") for part in ("blocks", "scales")}
-        self.call("head", None, shard, "gemv_mxfp4", {"x": x, **parts, "bias": None, "out": out["logits"]})
-        value, token = first_largest(out["logits"].nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf))
-        out["value"].copy_(value)
-        out["token"].copy_(token + shard * rows)
 
     def norm(
         self, stage: str, layer: int | None, shard: int, weight: str, x: Tensor, residual: Tensor | None

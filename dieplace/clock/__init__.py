@@ -4,10 +4,10 @@ Nothing in here is measured. `parameters` holds the sets, `equations` the model 
 that experiments compare, `ranges` one answer over all sets.
 """
 
-from dieplace.clock.arms import Placement, arm, arm_names, placement_from_shares
+from dieplace.clock.arms import Placement, arm
 from dieplace.clock.equations import StageTime, Terms, TokenTime, time_token
 from dieplace.clock.parameters import PARAMETER_SETS, ParameterSet, parameter_set
-from dieplace.clock.ranges import Ranged, over_sets, timing
+from dieplace.clock.ranges import Ranged, over_sets
 
 __all__ = [
     "PARAMETER_SETS",
@@ -18,10 +18,7 @@ __all__ = [
     "Terms",
     "TokenTime",
     "arm",
-    "arm_names",
     "over_sets",
     "parameter_set",
-    "placement_from_shares",
     "time_token",
-    "timing",
 ]

@@ -55,11 +55,6 @@ class Placement:
         return float(self.peer_share.get(role, 0.0))
 
 
-def arm_names() -> tuple[str, ...]:
-    """The arms `arm` reads; `k` stands for 0 to 8."""
-    return _ARMS
-
-
 def arm(name: str) -> Placement:
     """The placement an arm stands for; UsageError lists the names.
 
@@ -83,8 +78,3 @@ def arm(name: str) -> Placement:
     if found:
         return Placement(name, peer_share={"weights": int(found.group(1)) / 8})
     raise UsageError(f"no arm {name!r}", hint=f"one of {', '.join(_ARMS)}", asked=name)
-
-
-def placement_from_shares(name: str, *, interleaved: bool, peer_share: Mapping[str, float]) -> Placement:
-    """The placement of audited memory: what an audit counted on the peer die, role by role."""
-    return Placement(name, interleaved=interleaved, peer_share=dict(peer_share))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dieplace.backends.base import Timing
 from dieplace.clock.arms import Placement
 from dieplace.clock.equations import TokenTime, time_token
 from dieplace.clock.parameters import HEADLINE_SET, PARAMETER_SETS, ParameterSet
@@ -21,9 +20,6 @@ class Ranged:
     high: float
     by_set: dict[str, float]
 
-    def to_json(self) -> dict[str, object]:
-        return {"value": self.value, "low": self.low, "high": self.high, "by_set": dict(self.by_set)}
-
 
 def over_sets(
     workload: Workload,
@@ -35,14 +31,3 @@ def over_sets(
     by_set = {s.name: pick(time_token(workload, placement, s)) for s in sets}
     value = by_set.get(HEADLINE_SET, next(iter(by_set.values())))
     return Ranged(value, min(by_set.values()), max(by_set.values()), by_set)
-
-
-def timing(workload: Workload, placement: Placement, sets: Sequence[ParameterSet] = PARAMETER_SETS) -> Timing:
-    """The seam's form of the answer: modelled, a value and a range in ns, no samples."""
-    token = over_sets(workload, placement, lambda t: t.token_us, sets)
-    return Timing(
-        origin="modelled",
-        value_ns=token.value * 1e3,
-        range_ns=(token.low * 1e3, token.high * 1e3),
-        detail={"placement": placement.name, "token_us_by_set": token.by_set},
-    )

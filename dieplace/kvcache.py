@@ -39,7 +39,7 @@ class KVCache:
         tokens: int,
         dtype: str = "bf16",
         page_tokens: int | None = None,
-        policy: Policy | None = None,
+        policy: Policy | str = "local",
         name: str = "kv",
     ) -> None:
         import torch
@@ -64,7 +64,7 @@ class KVCache:
                         machine,
                         self._shape,
                         device=device,
-                        policy=policy or Policy.local(),
+                        policy=policy,
                         role="kv_cache",
                         dtype=DTYPES.get(dtype, dtype),
                         name=f"{name}.{layer}",
@@ -149,7 +149,7 @@ class KVCache:
         """The buffers, for `audit`."""
         return tuple(self._buffers)
 
-    def move(self, policy: Policy) -> None:
+    def move(self, policy: Policy | str) -> None:
         """Give every layer another home under the same addresses; on DomainFull those moved go back."""
         moved: list[tuple[Buffer, Policy]] = []
         try:
@@ -161,6 +161,12 @@ class KVCache:
             for buffer, before in moved:
                 buffer.move(before)
             raise
+
+    def __repr__(self) -> str:
+        kind = "contiguous" if self.pages == 1 else f"{self.pages} pages of {self.page_tokens} tokens"
+        homes = ", ".join(dict.fromkeys(home for buffer in self._buffers for home in buffer.requested))
+        tokens = f"{self.length} of {self.capacity} tokens"
+        return f"KVCache({self.layers} layers, {tokens}, {kind}, {self.nbytes} bytes, {homes})"
 
     def free(self) -> None:
         """Give all layers back."""

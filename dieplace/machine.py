@@ -96,6 +96,16 @@ class Device:
     aliases: tuple[str, ...] = ()
     whys: dict[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """`gpu0/p1: 4 XCDs, 128 CUs, memory gpu0/mem1 (154.6 GB)`; what is unknown is left out."""
+        size = "" if self.memory_limit_bytes is None else f" ({self.memory_limit_bytes / 1e9:,.1f} GB)"
+        facts = [
+            "" if self.xccs is None else f"{self.xccs} XCD{'' if self.xccs == 1 else 's'}",
+            "" if self.cus is None else f"{self.cus} CUs",
+            "" if self.domain is None else f"memory {self.domain}{size}",
+        ]
+        return f"{self.id}: {', '.join(filter(None, facts)) or 'nothing known'}"
+
     def local(self, *, role: str, strict: bool = False) -> AbstractContextManager[Any]:
         """Inside, torch allocations of this thread land in this device's own domain."""
         from dieplace.policy import Policy
@@ -121,7 +131,7 @@ class Device:
 
         return SyncFlags(self._owner(), self, count, **options)
 
-    def placing(self, policy: Policy, *, role: str) -> AbstractContextManager[Any]:
+    def placing(self, policy: Policy | str, *, role: str) -> AbstractContextManager[Any]:
         """Inside, torch allocations of this thread land where the policy says."""
         from dieplace.memory import placing
 
@@ -171,12 +181,20 @@ class Machine:
         # part of equality, printing or JSON.
         object.__setattr__(self, "devices", tuple(_bound(device, self) for device in self.devices))
 
+    def __str__(self) -> str:
+        """The node in one line, then a line a device; `repr` and `to_json` have every field."""
+        modes = dict.fromkeys(str(card.mode) if card.mode else "mode unknown" for card in self.cards)
+        parts = " and ".join(dict.fromkeys(card.part or "card of unknown part" for card in self.cards))
+        what = f"{len(self.cards)} x {parts} in {', '.join(modes)}" if self.cards else "no cards"
+        head = f"{self.source} node" + ("" if self.backend == self.source else f" ({self.backend})")
+        return "\n".join([f"{head}: {what}", *(f"  {d}" for d in self.devices)])
+
     def allocate(
         self,
         size: int | Sequence[int],
         *,
         device: Device | str,
-        policy: Policy,
+        policy: Policy | str = "local",
         role: str,
         dtype: str = "uint8",
         name: str = "",

@@ -114,10 +114,10 @@ class Buffer:
         look = getattr(self._session, "bytes_by_die", None)
         return look(self._allocation) if look else None
 
-    def move(self, policy: Policy) -> Buffer:
+    def move(self, policy: Policy | str) -> Buffer:
         """Give the bytes another home; address, contents and views stay. DomainFull changes nothing."""
         self._check_live("move")
-        resolved = resolve(policy, self.machine, self.machine.device(self.device))
+        resolved = resolve(Policy.of(policy), self.machine, self.machine.device(self.device))
         moved = self._session.move(self._allocation, [self.machine.domain(d) for d in resolved.pattern])
         self._finalizer.detach()
         self._allocation, self._resolved = moved, resolved
@@ -174,7 +174,7 @@ def allocate(
     size: int | Sequence[int],
     *,
     device: Device | str,
-    policy: Policy,
+    policy: Policy | str = "local",
     role: str,
     dtype: str = "uint8",
     name: str = "",
@@ -193,7 +193,7 @@ def allocate(
         raise UsageError(f"no role {role!r}", hint=f"one of {', '.join(ROLES)}")
     session = memory_session(machine, "allocate")
     executing = machine.device(device) if isinstance(device, str) else device
-    resolved = resolve(policy, machine, executing)
+    resolved = resolve(Policy.of(policy), machine, executing)
     shape = (size,) if isinstance(size, int) else tuple(size)
     allocation = session.allocate(
         [machine.domain(d) for d in resolved.pattern],
@@ -212,7 +212,7 @@ def allocate(
 
 
 @contextmanager
-def placing(machine: Machine, device: Device | str, policy: Policy, *, role: str) -> Iterator[Resolved]:
+def placing(machine: Machine, device: Device | str, policy: Policy | str, *, role: str) -> Iterator[Resolved]:
     """Inside, torch allocations of this thread land where the policy says; yields what the policy resolved to.
 
     Other threads are not covered, autograd's among them: an audit names what they allocate as not placed.
@@ -221,12 +221,12 @@ def placing(machine: Machine, device: Device | str, policy: Policy, *, role: str
         raise UsageError(f"no role {role!r}", hint=f"one of {', '.join(ROLES)}")
     session = memory_session(machine, "place memory")
     executing = machine.device(device) if isinstance(device, str) else device
-    resolved = resolve(policy, machine, executing)
+    resolved = resolve(Policy.of(policy), machine, executing)
     with session.placing([machine.domain(d) for d in resolved.pattern], device=executing, role=role):
         yield resolved
 
 
-def place(module: Any, *, device: Device, policy: Policy, role: str = "weights") -> Any:
+def place(module: Any, *, device: Device, policy: Policy | str = "local", role: str = "weights") -> Any:
     """Move an existing module's parameters and buffers where the policy says; returns the module.
 
     `device` comes from a machine. Each storage is moved once, so tied tensors stay tied. DomainFull leaves what was

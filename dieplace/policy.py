@@ -87,6 +87,15 @@ class Policy:
             return cls.interleave(*(part.strip() for part in rest.split(",")))
         raise UsageError(f"cannot read {text!r} as a policy", hint=f"write {_WORDS}", asked=text)
 
+    @classmethod
+    def of(cls, value: Policy | str) -> Policy:
+        """A policy, or the word for one as `parse` reads it."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, str):
+            raise UsageError(f"{value!r} is no policy", hint=f"give a Policy, or write {_WORDS}")
+        return cls.parse(value)
+
     def __str__(self) -> str:
         if self.kind == "share":
             return f"interleave-{self.eighths}/8"

@@ -70,8 +70,10 @@ def audit_process(machine: Machine, sysfs: Sysfs, pid: int) -> ProcessResidency:
     devices = _device_bytes(machine, sysfs, pid, whys)
     host = _host_bytes(sysfs, pid, whys)
     if "devices" in whys and "host_bytes" in whys:
+        gone = not sysfs.exists(f"/proc/{pid}")
+        why = f"{whys['devices']}; {whys['host_bytes']}"
         raise Unsupported(
-            f"there is nothing to audit of process {pid}: {whys['devices']}; {whys['host_bytes']}",
+            f"there is no process {pid} on this node" if gone else f"nothing to audit of process {pid}: {why}",
             hint="see: dieplace place audit",
         )
     name = sysfs.read_or_none(f"/proc/{pid}/comm")

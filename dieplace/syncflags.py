@@ -36,7 +36,7 @@ class SyncFlags:
         device: Device | str,
         count: int,
         *,
-        policy: Policy | None = None,
+        policy: Policy | str = "local",
         memory_class: str | None = None,
         name: str = "flags",
     ) -> None:
@@ -48,7 +48,7 @@ class SyncFlags:
             machine,
             (count, _WORDS_PER_LINE),
             device=device,
-            policy=policy or Policy.local(),
+            policy=policy,
             role="sync_flag",
             dtype="int64",
             memory_class=memory_class,
@@ -99,16 +99,20 @@ class SyncFlags:
         """The buffer, for `audit`."""
         return (self._buffer,)
 
-    def move(self, policy: Policy) -> None:
+    def move(self, policy: Policy | str) -> None:
         """Give the flags another home under the same addresses."""
         self._buffer.move(policy)
+
+    def __repr__(self) -> str:
+        homes = ", ".join(dict.fromkeys(self._buffer.requested))
+        return f"SyncFlags({self.count} flags, {self.memory_class}, {homes})"
 
     def free(self) -> None:
         """Give the memory back."""
         self._buffer.free()
 
 
-def release_words(machine: Machine, device: Device, *, policy: Policy | None = None) -> SyncFlags:
+def release_words(machine: Machine, device: Device, *, policy: Policy | str = "local") -> SyncFlags:
     """One line per XCD of the device, coarse: each XCD polls its own in its own L2, however many wait there."""
     if device.xccs is None:
         raise PlacementError(f"{device.id} has an unknown number of XCDs", hint="see: dieplace list")

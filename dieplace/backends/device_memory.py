@@ -199,6 +199,11 @@ class DeviceMemory:
     def placing(self, domain: Domain | Sequence[Domain], *, device: Device, role: str) -> AbstractContextManager[None]:
         """Inside, what torch allocates on this thread for `device` lands in the domain."""
         pattern = (domain.id,) if isinstance(domain, Domain) else tuple(d.id for d in domain)
+        if role == "sync_flag":
+            raise PlacementError(
+                "flags are not made by torch: its memory is of the class that may go stale for a poller",
+                hint="use device.sync_flags(n)",
+            )
         self._check(pattern, 1, "coarse")
         return self._pools.placing(pattern, device, role)
 

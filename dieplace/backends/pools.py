@@ -84,6 +84,10 @@ class Pools:
             del self._pools[key]
         self._segments = (None, {})
 
+    def held(self) -> list[Any]:
+        """The torch pools there are."""
+        return list(self._pools.values())
+
     def _pool(self, pattern: tuple[str, ...], device: Device, role: str) -> Any:
         """With the device current: torch binds a pool to the device that is current when it is made."""
         import torch
@@ -184,7 +188,8 @@ def empty_torch_cache() -> None:
 
 @atexit.register
 def _let_go() -> None:
-    """Pools call Python functions to free: they go while there is a Python to call."""
+    """Pools call Python functions to free: those without tensors go now, the others stay past the end of Python."""
     for pools in list(_all_pools):
         pools.trim()
-        _forever.append(pools)
+        for pool in pools.held():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))

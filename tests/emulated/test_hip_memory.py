@@ -194,6 +194,11 @@ def test_host_memory_and_odd_requests_are_refused_before_any_call(dpx: Machine, 
     assert not stub.log("hipMalloc", "hipExtMallocWithFlags", "hipMemCreate", "hipMemAddressReserve")
 
 
+def test_torch_makes_no_flags(dpx: Machine) -> None:
+    with pytest.raises(PlacementError, match="go stale"), dpx.device("gpu0/p0").local(role="sync_flag"):
+        pass
+
+
 def test_devices_that_are_not_where_discovery_saw_them(base: Machine, stub: Stub, tmp_path: Path) -> None:
     moved = replace(base, devices=tuple(replace(d, bdf="0000:77:00.0") for d in base.devices))
     machine = hip_machine(moved, stub, tmp_path, total_bytes=TOTAL, pid=os.getpid())

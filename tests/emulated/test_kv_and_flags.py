@@ -204,3 +204,36 @@ def test_place_moves_an_existing_module_and_keeps_it_whole(machine: Machine) -> 
         assert torch.equal(tensor, before[name])
     model.head(model.norm(model.embedding(torch.tensor([1, 2, 3])))).sum().backward()
     assert model.embedding.weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("word", "home"), [("local", "gpu0/mem0"), ("peer", "gpu0/mem1"), ("on:gpu0/mem1", "gpu0/mem1")]
+)
+def test_policies_may_be_given_as_their_words(machine: Machine, word: str, home: str) -> None:
+    device = machine.device("gpu0/p0")
+    buffer = machine.allocate((4, 4), dtype="bfloat16", device=device, policy=word, role="weights")
+    cache = device.kv_cache(layers=1, kv_heads=1, head_dim=8, tokens=4, policy=word)
+    with device.placing(word, role="weights"):
+        made = torch.ones(4)
+    assert audit(buffer, cache, made).require_placed().bytes_by_domain().keys() == {home}
+    assert buffer.move("local").requested == ("gpu0/mem0",)
+    assert audit(place(torch.nn.Linear(2, 2), device=device, policy=word)).bytes_by_domain().keys() == {home}
+
+
+@pytest.mark.parametrize("wrong", ["locl", "on:", "", 3, None])
+def test_a_word_that_is_no_policy_is_a_usage_error(machine: Machine, wrong: object) -> None:
+    with pytest.raises(UsageError):
+        machine.allocate(4, device="gpu0/p0", policy=wrong, role="weights")  # type: ignore[arg-type]
+
+
+def test_local_is_the_policy_where_none_is_given(machine: Machine) -> None:
+    assert machine.allocate(4, device="gpu0/p1", role="weights").requested == ("gpu0/mem1",)
+
+
+def test_caches_and_flags_print_what_they_are(machine: Machine) -> None:
+    device = machine.device("gpu0/p1")
+    kv = device.kv_cache(layers=36, kv_heads=8, head_dim=64, tokens=8192, page_tokens=16)
+    kv.reserve(5)
+    want = f"KVCache(36 layers, 5 of 8192 tokens, 512 pages of 16 tokens, {36 * 8192 * 2048} bytes, gpu0/mem1)"
+    assert repr(kv) == want
+    assert repr(device.sync_flags(64, policy="peer")) == "SyncFlags(64 flags, uncached, gpu0/mem0)"

@@ -188,7 +188,7 @@ def test_audit_of_other_processes(node: Path, machine: Machine) -> None:
     pid = str(held["gpu0/p1"]["pid"])
     assert json.loads(dieplace(node, "audit", pid, "--json").stdout)["items"] == answer["items"]
     absent = dieplace(node, "audit", "4242424")
-    assert absent.returncode == 3 and "nothing to audit of process 4242424" in absent.stderr
+    assert absent.returncode == 3 and "no process 4242424" in absent.stderr
 
 
 def test_a_process_that_ends_meanwhile_leaves_the_others_answer(tmp_path: Path) -> None:

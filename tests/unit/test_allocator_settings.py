@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -56,3 +58,12 @@ def test_torch_is_not_loaded_to_ask() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_doctor_says_on_and_names_the_variable(name: str, tmp_path: Path) -> None:
+    environ = {"PATH": os.environ["PATH"], "XDG_STATE_HOME": str(tmp_path), name: "expandable_segments:True"}
+    command = [sys.executable, "-m", "dieplace.cli", "--backend", "emulated", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120)
+    (row,) = [row for row in json.loads(done.stdout)["checks"] if row["what"] == "torch allocator"]
+    assert row["works"] is False and f"{name}=expandable_segments:True" in row["why"]

@@ -175,7 +175,7 @@ def _points(case: Case, measured: Measured | None, rig: Rig, limits: Mapping[str
             continue
         rate = case.what != "latency"
         quantities = _rates(case, arm, measured, cold, limits) if rate else _hops(case, arm, measured)
-        notes = _sanity(case, arm, quantities, rig) if rate and cold else ()
+        notes = (*(_sanity(case, arm, quantities, rig) if rate and cold else ()), *_drifts(measured.samples[arm]))
         yield Point(arm, {**quantities, "time_over_near": _ratio(case, arm, measured)}, factors, notes=notes)
 
 
@@ -254,6 +254,13 @@ def _sanity(case: Case, arm: str, quantities: Mapping[str, Quantity], rig: Rig) 
     if bound is None or rate is None or _side(arm) == "far" or case.directions != "one" or rate <= bound:
         return ()
     return (f"{rate:.0f} GB/s is above the datasheet's {bound}: a cache served it, do not use it",)
+
+
+def _drifts(samples: tuple[float, ...]) -> tuple[str, ...]:
+    from dieplace.experiments.statistics import drift
+
+    found = drift(samples)
+    return (found.words,) if found.found or found.first_block_found else ()
 
 
 def cannot(backend: str) -> str | None:

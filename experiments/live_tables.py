@@ -123,7 +123,8 @@ def _link_row(run: Run, point: Point, names: Sequence[str]) -> Row:
     row["ratio"] = _ranged(point.quantities.get("time_over_near"), "{:.3f}")
     row["rate"] = _ranged(point.quantities.get("gb_per_s"), "{:.0f}")
     whys = [q.why for q in point.quantities.values() if q.value is None and q.why]
-    row["why"] = "; ".join(dict.fromkeys([*whys, *point.notes]))
+    row["why"] = "; ".join(dict.fromkeys(whys))
+    row["notes"] = "; ".join(point.notes)
     return row
 
 
@@ -171,7 +172,10 @@ def _rate_table(runs: Sequence[Run]) -> LiveTable:
 
 def _whys(rows: Sequence[Row]) -> str:
     found = dict.fromkeys(row["why"] for row in rows if row["why"])
-    return "".join(f" Empty where: {why}." for why in found)
+    notes = [
+        f"{row['what']} {row['arm']} {row['size']} by {row['reader']}: {row['notes']}" for row in rows if row["notes"]
+    ]
+    return "".join([*(f" Empty where: {why}." for why in found), *(f" Noted of {note}." for note in notes)])
 
 
 def _step_table(runs: Sequence[Run]) -> LiveTable:

@@ -15,6 +15,7 @@ from dieplace.experiments.link import NOT_MI355X
 from dieplace.experiments.link_nvidia import NvidiaRig, conditions_of, without_serials
 from dieplace.experiments.registry import Options
 from dieplace.experiments.rotation import rotation
+from dieplace.experiments.statistics import drift
 from dieplace.machine import Machine
 from dieplace.residency import Residency
 from dieplace.run import Point, Run
@@ -96,6 +97,7 @@ def _facts(taken: Taken) -> dict[str, Any]:
     results = {look.result for look in (*taken.before.values(), *taken.after.values())}
     return {
         "stopped": measured.stopped,
+        "drift": {arm: drift(samples).words for arm, samples in measured.samples.items()},
         "order": [list(block) for block in measured.order],
         "warmups_ns": {arm: list(values) for arm, values in measured.warmups.items()},
         "code_hash_by_arm": {arm: look.code_hash for arm, look in taken.before.items()},

@@ -9,9 +9,10 @@ import click
 
 from dieplace.cli import render
 from dieplace.cli.table import Column, Table
+from dieplace.errors import DieplaceError
 from dieplace.partition.control import Control
 from dieplace.partition.facts import CardFacts, NodeFacts
-from dieplace.partition.journal import Record, live_wishes, standing
+from dieplace.partition.journal import Record, Wish, live_wishes, standing
 from dieplace.partition.plan import holder_text, span
 from dieplace.partition.support import offered_modes, validated
 
@@ -19,7 +20,7 @@ from dieplace.partition.support import offered_modes, validated
 def show_answer(ctx: click.Context, control: Control, facts: NodeFacts) -> None:
     """Print modes, offers, devices, holders and what earlier switches left behind."""
     record = Record(control.store)
-    told = standing(record, facts)
+    told, pending, damaged = _on_record(record, facts)
     found = control.holders()
     rows = [_row(card) for card in facts.cards]
     payload = {
@@ -27,7 +28,7 @@ def show_answer(ctx: click.Context, control: Control, facts: NodeFacts) -> None:
         "cards": rows,
         "holders": [asdict(holder) for holder in found.holders],
         "holders_incomplete": list(found.incomplete),
-        "pending": [asdict(wish) for wish in live_wishes(record, facts)],
+        "pending": None if damaged else [asdict(wish) for wish in pending],
         "standing": list(told),
     }
     held = [f"Held by {holder_text(holder)}." for holder in found.holders]
@@ -40,6 +41,14 @@ def show_answer(ctx: click.Context, control: Control, facts: NodeFacts) -> None:
         source=control.source,
         table=lambda: [*gone, *told, _cards_table(rows), *_offers(rows), "", devices_table(facts), *held, *blind],
     )
+
+
+def _on_record(record: Record, facts: NodeFacts) -> tuple[tuple[str, ...], tuple[Wish, ...], bool]:
+    """What earlier switches left, and whether the record of them is damaged: then the node is shown all the same."""
+    try:
+        return standing(record, facts), live_wishes(record, facts), False
+    except DieplaceError as error:
+        return (f"{error.message}: whether a memory mode is pending is not known.",), (), True
 
 
 def _row(card: CardFacts) -> dict[str, Any]:

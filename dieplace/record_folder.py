@@ -12,7 +12,7 @@ def emulated_directory(node: Path) -> Path:
     """The state folder of one emulated node, named by a hash of the node's real path (XDG base directory rules)."""
     import hashlib
 
-    return _emulated_root() / hashlib.sha256(str(node.resolve()).encode()).hexdigest()[:16]
+    return _emulated_root() / hashlib.sha256(os.fsencode(node.resolve())).hexdigest()[:16]
 
 
 def anything_on_record(emulated_node: Path | None) -> bool:

@@ -149,7 +149,9 @@ def steps_between(
         changing = {facts.card(name).scope: mode.memory for name, mode in wanted.items()}
     elif stuck:
         steps += _reload_steps("applies the pending memory mode, which only a load can resolve")
-        steps += [_memory_step(facts, scope, _memory_of(facts, scope) or "", roads[0]) for scope in sorted(stuck)]
+        # A scope that no card has any more (a hive that KFD lost) gets no second wish: the load resolves the first.
+        present = sorted(scope for scope in stuck if _memory_of(facts, scope))
+        steps += [_memory_step(facts, scope, _memory_of(facts, scope) or "", roads[0]) for scope in present]
     steps += [_memory_step(facts, scope, word, roads[0]) for scope, word in sorted(changing.items())]
     if changing or stuck:
         steps += _reload_steps("the memory mode becomes real")

@@ -6,11 +6,16 @@ loaded, which a `Machine` never does.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dieplace.errors import NoSuchDevice, UsageError
 from dieplace.modes import Mode
+from dieplace.partition.plain import from_plain
+
+_ID = re.compile(r"gpu[0-9]{1,4}")
+_BDF = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0")
 
 
 @dataclass(frozen=True)
@@ -119,24 +124,17 @@ class NodeFacts:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodeFacts:
-        """The inverse of `to_json`; raises KeyError, TypeError or ValueError on anything else."""
-        cards = tuple(_card(card) for card in data["cards"])
-        rest = {key: _tupled(value) for key, value in data.items() if key != "cards"}
-        return cls(cards=cards, **rest)
+        """The inverse of `to_json`; raises TypeError or ValueError on anything else, such as two cards of one name."""
+        facts: NodeFacts = from_plain(cls, data)
+        for card in facts.cards:
+            if not _ID.fullmatch(card.id) or not _BDF.fullmatch(card.bdf):
+                raise ValueError(f"no card is called {card.id[:20]!r} ({card.bdf[:20]!r})")
+        if len({card.id for card in facts.cards}) + len({card.bdf for card in facts.cards}) != 2 * len(facts.cards):
+            raise ValueError("a card is there twice")
+        return facts
 
 
 def _names(card: CardFacts) -> tuple[str, ...]:
     names = (card.id, card.id.removeprefix("gpu"), card.bdf, card.bdf.rsplit(".", 1)[0])
     unique = card.unique_id.lower() if card.unique_id else None
     return (*names, unique, f"gpu-{unique}") if unique else names
-
-
-def _card(data: dict[str, Any]) -> CardFacts:
-    devices = tuple(DeviceFacts(**{k: _tupled(v) for k, v in d.items()}) for d in data["devices"])
-    selected = data["selected"]
-    rest = {k: _tupled(v) for k, v in data.items() if k not in ("devices", "selected")}
-    return CardFacts(devices=devices, selected=(selected[0], tuple(selected[1])) if selected else None, **rest)
-
-
-def _tupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

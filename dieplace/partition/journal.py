@@ -12,15 +12,18 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from dieplace.errors import Unsupported
-from dieplace.modes import Mode
+from dieplace.errors import Unsupported, UsageError
+from dieplace.modes import MEMORY_WORDS, Mode
+from dieplace.partition.control import check_unit
 from dieplace.partition.facts import NodeFacts
+from dieplace.partition.plain import from_plain
 from dieplace.partition.plan import Plan, Reloads, Step, targets_text
 from dieplace.partition.store import Store
 
 SCHEMA = "dieplace/partition-journal/1"
 _JOURNAL, _PENDING, _HISTORY = "journal.json", "pending.json", "history.json"
 _HISTORY_LENGTH = 20
+_LONGEST_RELOAD_S = 86400.0
 
 # How a finished switch ended. Only "done" and "unchanged" and "rolled-back" were read back and verified.
 OUTCOMES = ("done", "unchanged", "rolled-back", "pending", "unknown", "not-verified")
@@ -70,7 +73,7 @@ class Record:
     def journal(self) -> Journal | None:
         """The last switch on record, or None."""
         data = self.store.read(_JOURNAL)
-        return None if data is None else _decode(data)
+        return None if data is None else _decode(data, self.store)
 
     def begin(self, plan: Plan) -> Journal:
         """Write the old state and the steps, fsynced, before step one. After an interrupted switch the state before
@@ -102,11 +105,16 @@ class Record:
 
     def wishes(self) -> tuple[Wish, ...]:
         """Pending memory wishes on record, of any boot."""
-        data = self.store.read(_PENDING) or {"wishes": []}
+        data = self.store.read(_PENDING)
+        if data is None:
+            return ()
         try:
-            return tuple(Wish(**wish) for wish in data["wishes"])
-        except (KeyError, TypeError) as error:
-            raise _unreadable(_PENDING, error) from error
+            wishes: tuple[Wish, ...] = from_plain(tuple[Wish, ...], data.get("wishes"))
+            if any(wish.memory not in MEMORY_WORDS for wish in wishes):
+                raise ValueError("a wish for something else than a memory mode")
+            return wishes
+        except (TypeError, ValueError) as error:
+            raise _unreadable(self.store, _PENDING, error) from error
 
     def set_wishes(self, wishes: Sequence[Wish]) -> None:
         """Replace the pending wishes; none removes the file."""
@@ -122,9 +130,13 @@ class Record:
         self.set_wishes([*kept, wish])
 
     def reloads(self) -> Reloads:
-        """Durations of earlier reloads, in seconds."""
-        data = self.store.read(_HISTORY) or {"reload_seconds": []}
-        return Reloads(tuple(float(s) for s in data.get("reload_seconds", ()) if isinstance(s, (int, float))))
+        """Durations of earlier reloads, in seconds; a damaged history is as good as none and stops nobody."""
+        try:
+            data = self.store.read(_HISTORY) or {}
+            seconds = map(float, from_plain(tuple[float | int, ...], data.get("reload_seconds", [])))
+            return Reloads(tuple(value for value in seconds if 0 <= value <= _LONGEST_RELOAD_S))
+        except (TypeError, ValueError, Unsupported):
+            return Reloads()
 
     def add_reload(self, seconds: float) -> None:
         """Keep one more duration, of the last twenty."""
@@ -184,20 +196,22 @@ def _encode(journal: Journal) -> dict[str, Any]:
     }
 
 
-def _decode(data: dict[str, Any]) -> Journal:
+def _decode(data: dict[str, Any], store: Store) -> Journal:
     body = {key: value for key, value in data.items() if key != "schema"}
     try:
-        body["before"] = NodeFacts.from_json(body["before"])
-        body["targets"] = {card: Mode.parse(text) for card, text in body["targets"].items()}
-        body["steps"] = tuple(Step(**step) for step in body["steps"])
-        body["stopped_units"] = tuple(body["stopped_units"])
-        return Journal(**body)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _unreadable(_JOURNAL, error) from error
+        journal: Journal = from_plain(Journal, body)
+        NodeFacts.from_json(body["before"])  # its own conditions too
+        if not journal.undo:
+            raise ValueError("it names no card with a mode to lead back to")
+        for unit in journal.stopped_units:
+            check_unit(unit)
+        return journal
+    except (TypeError, ValueError, UsageError) as error:
+        raise _unreadable(store, _JOURNAL, error) from error
 
 
-def _unreadable(name: str, error: Exception) -> Unsupported:
+def _unreadable(store: Store, name: str, error: Exception) -> Unsupported:
     return Unsupported(
-        f"the record of the last switch ({name}) is not readable: {error!r}",
-        hint="look at the node with 'dieplace partition show', then move the file away",
+        f"the record of earlier switches, {store.directory / name}, is damaged: {error}",
+        hint="look at the node with 'dieplace partition show', then move that file away",
     )

@@ -23,7 +23,8 @@ from dieplace.modes import Mode
 from dieplace.partition.facts import NodeFacts
 
 VERSION = 1
-_LIMIT_BYTES = 1 << 20
+_LIMIT_BYTES = 1 << 18
+_LIMIT_LINE = 1000  # tomllib takes quadratic time for a long dotted key
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def read_profile(path: str | Path) -> Profile:
             text = file.read(_LIMIT_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # a zero byte in the name
+        raise UsageError(f"cannot read {str(path)!r}: {error}") from error
     if len(text) > _LIMIT_BYTES:
         raise UsageError(f"{path} is larger than a profile can be ({_LIMIT_BYTES} bytes)")
     try:
@@ -59,14 +62,16 @@ def read_profile(path: str | Path) -> Profile:
 
 def parse_profile(text: str) -> Profile:
     """A profile from TOML text; unknown words are errors, never defaults."""
+    if max(map(len, text.split("\n"))) > _LIMIT_LINE:
+        raise UsageError(f"a line is longer than {_LIMIT_LINE} characters", hint="a profile has one short line a card")
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of more than 4300 digits
         raise UsageError(f"not TOML: {error}") from error
     unknown = sorted(set(data) - {"version", "modes"})
     if unknown:
         raise UsageError(f"unknown word {unknown[0]!r}", hint="a profile holds `version` and `[modes.NAME]` tables")
-    if data.get("version") != VERSION or isinstance(data.get("version"), bool):
+    if data.get("version") != VERSION or type(data.get("version")) is not int:  # neither true nor 1.0
         raise UsageError(f"version is {data.get('version')!r}", hint=f"write `version = {VERSION}`")
     modes = data.get("modes")
     if not isinstance(modes, dict) or not modes:

@@ -59,8 +59,8 @@ class Store:
         with open(descriptor, "rb") as file:
             self._check(os.fstat(descriptor), self.directory / name, stat.S_ISREG)
             try:
-                value = json.loads(file.read(1 << 24))
-            except ValueError as error:
+                value = json.loads(file.read(1 << 24), parse_constant=_no_number)
+            except (ValueError, RecursionError) as error:
                 raise self._strange(f"{self.directory / name} is not JSON ({error})") from error
         if not isinstance(value, dict):
             raise self._strange(f"{self.directory / name} is not a JSON object")
@@ -114,8 +114,9 @@ class Store:
         try:
             self._check(os.fstat(descriptor), self.directory / "lock", stat.S_ISREG)
             self._take(descriptor, wait_s, clock)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            with contextlib.suppress(OSError):  # a full disk: the pid is for others to read, the lock holds without
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield descriptor
         finally:
             os.close(descriptor)
@@ -199,6 +200,10 @@ class Store:
             f"will not trust the record of earlier switches: {found}",
             hint=f"look at {self.directory} as its owner, and move it away if it is not yours",
         )
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
 
 
 def _make(folder: Path, mode: int) -> None:

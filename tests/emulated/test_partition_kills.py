@@ -103,9 +103,9 @@ def test_a_new_switch_after_an_interrupted_one_keeps_the_first_state_to_restore(
 
 
 def test_two_switches_at_once_one_waits_or_exits_5(node: Node, memory_path: Path) -> None:
-    code = KILLER.replace(
-        "os.kill(os.getpid(), signal.SIGKILL)", "(open(sys.argv[3], 'w'), __import__('time').sleep(20))", 1
-    )
+    stay = "while not os.path.exists(sys.argv[3] + 'go'): time.sleep(0.05)"
+    wait = f"(open(sys.argv[3], 'w'), exec({stay!r}, {{**globals(), 'time': __import__('time')}}))"
+    code = KILLER.replace("os.kill(os.getpid(), signal.SIGKILL)", wait, 1)
     code = code.replace("main(sys.argv[3:])", "main(sys.argv[4:])")
     mark = memory_path / "mark"
     first = subprocess.Popen(
@@ -124,9 +124,19 @@ def test_two_switches_at_once_one_waits_or_exits_5(node: Node, memory_path: Path
     )
     assert truth(node).is_in("SPX/NPS1")
     # One that waits finds, when its turn comes, a node other than it planned for, and plans again.
-    code_later, answer = run(node, "set", "CPX/NPS2", "-y", "--wait", "60")
+    later = subprocess.Popen(
+        [sys.executable, "-m", "dieplace.cli", *words(node, "set", "CPX/NPS2", "-y", "--wait", "60", "--json")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert later.stderr is not None
+    shown = iter(later.stderr.readline, "")
+    assert next(line for line in shown if "Undo:" in line)  # it has planned, and asks for the lock next
+    time.sleep(0.5)
+    Path(f"{mark}go").touch()
+    out, _ = later.communicate(timeout=120)
+    answer = json.loads(out)
     assert first.wait(60) == 0
-    assert code_later == 0 and answer["outcome"] == "done" and truth(node).is_in("CPX/NPS2")
+    assert later.returncode == 0 and answer["outcome"] == "done" and truth(node).is_in("CPX/NPS2")
     assert run(node, "restore", "-y")[0] == 0 and truth(node).is_in("DPX/NPS2")
 
 

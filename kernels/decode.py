@@ -72,8 +72,8 @@ def open_model(
 class StepResult:
     """One step: logits (T, vocabulary) fp32, the greedy tokens (T), non-finite router logits, and what was touched.
 
-    A non-finite router logit is never chosen and a non-finite logit of the head never wins: the step goes on and the
-    counts say so. `nonfinite` is over all layers, of one shard (every shard routes alike).
+    NaN loses to any number, in the router and in the head: the step goes on and the counts say so. `nonfinite` is over
+    all layers, of one shard (every shard routes alike).
     """
 
     logits: Tensor

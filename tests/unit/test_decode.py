@@ -199,13 +199,16 @@ def test_a_step_reports_logits_that_are_not_finite(shards: int, backend: str, tm
         bias = model.weights.get(shard, "layers.1.router.bias")
         assert bias is not None
         bias.fill_(torch.nan)
-    row = model.step([10])
-    assert row.nonfinite == config.experts and torch.isfinite(row.logits).all()
-    head = model.weights.get(0, "head")
+    whole = model.step([10])
+    assert whole.nonfinite == config.experts and torch.isfinite(whole.logits).all()
+    best = model.step([11]).tokens[0]
+    model.rewind(1)
+    shard, row = divmod(best, config.vocabulary // shards)
+    head = model.weights.get(shard, "head")
     assert head is not None
-    head[2] = torch.inf
+    head[row] = torch.nan
     broken = model.step([11])
-    assert broken.nonfinite_logits == 1 and broken.tokens != (2,)
+    assert broken.nonfinite_logits == 1 and broken.tokens != (best,)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -102,6 +102,10 @@ class Buffer:
         tensor: torch.Tensor = self._session.tensor(self._allocation, getattr(torch, self.dtype), self.shape)
         return tensor
 
+    def owner(self) -> tuple[Any, Allocation]:
+        """The session that holds it and its allocation there, for an audit."""
+        return self._session, self._allocation
+
     def locate(self) -> Location:
         """Where the bytes are now, and how that is known."""
         self._check_live("locate")

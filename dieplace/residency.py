@@ -13,6 +13,7 @@ from typing import Any
 from dieplace.errors import Misplaced, UsageError
 from dieplace.memory import Buffer
 from dieplace.policy import expected_slice
+from dieplace.probing import Prober
 from dieplace.sessions import find_owner, unplaced
 
 SCHEMA = "dieplace/residency/1"
@@ -38,6 +39,7 @@ class Item:
     misplaced_bytes: int
     device: str | None = None
     bytes_by_die: Mapping[int, int] | None = None
+    disagreement: str | None = None  # where the driver's word and the probed latency differ
 
     def to_json(self) -> dict[str, Any]:
         dies = None if self.bytes_by_die is None else {str(die): n for die, n in self.bytes_by_die.items()}
@@ -51,6 +53,7 @@ class Item:
             "evidence": self.evidence,
             "misplaced_bytes": self.misplaced_bytes,
             "device": self.device,
+            "disagreement": self.disagreement,
         }
 
 
@@ -108,6 +111,9 @@ class Residency:
                 hint="see what the driver's counters say: dieplace doctor",
                 weak=weak,
             )
+        unsure = [f"{item.name}: {item.disagreement}" for item in self.items if item.disagreement]
+        if unsure:
+            raise Misplaced(f"the evidence disagrees: {'; '.join(unsure[:5])}", hint="no figure of this is to be told")
         if self.misplaced:
             shown = ", ".join(
                 f"{item.name} ({item.misplaced_bytes} of {item.nbytes} bytes)" for item in self.misplaced[:5]
@@ -148,12 +154,17 @@ class Residency:
         return tuple(item for item in self.items if role is None or item.role == role)
 
 
-def audit(*objects: Any) -> Residency:
-    """Where the bytes of buffers, tensors, modules and collections of them are; storages are counted once."""
+def audit(*objects: Any, probe: bool = False) -> Residency:
+    """Where the bytes of buffers, tensors, modules and collections of them are; storages are counted once.
+
+    `probe` also times the memory itself (evidence `probed`); what is too small for that keeps its weaker evidence.
+    Unsupported where the backend has no probe, PlacementError where near and far memory cannot be told apart.
+    """
     seen: set[int] = set()
     items: list[Item] = []
+    prober = Prober() if probe else None
     for name, thing in _leaves("", objects):
-        found = _audit_one(name, thing, seen)
+        found = _audit_one(name, thing, seen, prober)
         if found is not None:
             items.append(found)
     return Residency(tuple(items))
@@ -179,13 +190,13 @@ def _leaves(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
         )
 
 
-def _audit_one(name: str, thing: Any, seen: set[int]) -> Item | None:
+def _audit_one(name: str, thing: Any, seen: set[int], prober: Prober | None) -> Item | None:
     if isinstance(thing, Buffer):
         if thing.address in seen:
             return None
         seen.add(thing.address)
         found = thing.locate()
-        return _item(
+        item = _item(
             thing.name or name,
             thing.role,
             thing.nbytes,
@@ -195,6 +206,7 @@ def _audit_one(name: str, thing: Any, seen: set[int]) -> Item | None:
             thing.device,
             thing.bytes_by_die(),
         )
+        return _probed(item, prober, *thing.owner(), thing.address)
     storage = thing.untyped_storage()
     if storage.data_ptr() in seen or storage.nbytes() == 0:
         return None
@@ -205,7 +217,18 @@ def _audit_one(name: str, thing: Any, seen: set[int]) -> Item | None:
         known = None if thing.device.type == "cpu" else unplaced(storage.data_ptr(), nbytes)
         where = known.bytes_by_domain if known is not None else {NOT_PLACED: nbytes}
         return Item(name, "activation", nbytes, (), where, "declared", nbytes)
-    return _placed_tensor(name, nbytes, storage.data_ptr(), *owner)
+    return _probed(_placed_tensor(name, nbytes, storage.data_ptr(), *owner), prober, *owner, storage.data_ptr())
+
+
+def _probed(item: Item, prober: Prober | None, session: Any, allocation: Any, address: int) -> Item:
+    found = prober.look(session, allocation, address, item.nbytes) if prober is not None else None
+    if found is None:
+        return item
+    books = dict(item.bytes_by_domain)
+    differs = None if found == books else f"latency says {found}, the driver {books}"
+    expected = expected_slice(session.request(allocation).pattern, address - allocation.address, item.nbytes)
+    wrong = _misplaced_bytes(expected, found)
+    return replace(item, bytes_by_domain=found, evidence="probed", misplaced_bytes=wrong, disagreement=differs)
 
 
 def _placed_tensor(name: str, nbytes: int, address: int, session: Any, allocation: Any) -> Item:

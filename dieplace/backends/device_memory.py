@@ -54,6 +54,7 @@ class DeviceMemory:
         tensor_place: tuple[int, int] | None = None,
     ) -> None:
         self.runtime = runtime
+        self.machine = machine
         self.homes = Homes(machine, runtime)
         self.counters = counters(self.homes)
         self._capturing = capturing

@@ -447,3 +447,57 @@ def test_interleaved_objects_over_both(machine: Machine, pair: tuple[Device, Dev
     assert found == {die.domain: 40 * MIB, other.domain: 24 * MIB}
     with pytest.raises(DomainFull):
         machine.allocate(300 * GIB, device=die, policy=Policy.peer_share(3), role="weights")
+
+
+def test_every_kind_of_placement_is_probed(machine: Machine, pair: tuple[Device, Device]) -> None:
+    import torch
+
+    die, other = pair
+    with die.peer(role="weights"):
+        far = torch.nn.Linear(8192, 4096, device="cuda:0")
+    with die.local(role="weights"):
+        near = torch.nn.Linear(8192, 4096, device="cuda:0")
+    swap = machine.allocate(256 * MIB, device=die, policy=Policy.local(), role="weights", movable=True)
+    shared = machine.allocate(64 * MIB, device=die, policy=Policy.peer_share(3), role="kv_cache")
+    flags, far_flags = die.sync_flags(64), die.sync_flags(64, policy=Policy.peer())
+    for policy, home in ((Policy.local(), die), (Policy.peer(), other)):
+        swap.move(policy)
+        found = audit(swap, probe=True).require_placed("probed")
+        assert found.bytes_by_domain() == {home.domain: 256 * MIB}
+    start = time.perf_counter()
+    found = audit({"far": far, "near": near, "flags": flags, "far_flags": far_flags, "kv": shared}, probe=True)
+    tell(probed_bytes=sum(found.bytes_by_role().values()), seconds=time.perf_counter() - start)
+    for item in found.items:
+        tell(name=item.name, evidence=item.evidence, where=dict(item.bytes_by_domain), differs=item.disagreement)
+    assert found.require_placed("probed").bytes_by_domain("kv_cache") == {die.domain: 40 * MIB, other.domain: 24 * MIB}
+
+
+def test_the_probe_sees_what_the_books_do_not(machine: Machine, pair: tuple[Device, Device]) -> None:
+    """The fault: the home is changed behind the back of everyone who keeps accounts."""
+    die, other = pair
+    buffer = machine.allocate(64 * MIB, device=die, policy=Policy.local(), role="weights", movable=True)
+    held = buffer.owner()[1].token
+    vmm.move(held.range, [(32 * MIB, 0), (32 * MIB, int(other.runtime_index or 0))], on_device=0)
+    assert not audit(buffer).misplaced, "the accounts are still content"
+    (item,) = audit(buffer, probe=True).items
+    assert item.bytes_by_domain == {die.domain: 32 * MIB, other.domain: 32 * MIB}
+    assert item.misplaced_bytes == 32 * MIB and item.disagreement
+    with pytest.raises(Misplaced, match="disagrees"):
+        audit(buffer, probe=True).require_placed()
+
+
+def test_operands_of_another_device_than_the_current_one(machine: Machine, pair: tuple[Device, Device]) -> None:
+    """triton issue 2441: the launch took the current device."""
+    import torch
+
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from dieplace.kernels.triton.launch import on_device_of, one_device
+
+    index = int(pair[1].runtime_index or 0)
+    here, there = torch.ones(4, device="cuda:0"), torch.ones(4, device=f"cuda:{index}")
+    torch.cuda.set_device(0)
+    with on_device_of(there):
+        assert torch.cuda.current_device() == index
+    assert torch.cuda.current_device() == 0
+    told = str(one_device({"a": here, "b": there}))
+    assert "cuda:0" in told and f"cuda:{index}" in told

@@ -530,3 +530,8 @@ def test_any_sequence_accounts_and_leaks_nothing(base: Machine, stub: Stub, step
         for buffer in live:
             buffer.free()
         assert stub.empty()
+
+
+def test_no_probe_on_this_backend_is_told(dpx: Machine) -> None:
+    with pytest.raises(Unsupported, match="no latency probe"):
+        audit(place(dpx, MIB, Policy.local()), probe=True)

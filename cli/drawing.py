@@ -55,6 +55,7 @@ def draw(found: Machine, title: str) -> str:
     body = "\n".join(['<rect width="100%" height="100%" fill="#ffffff"/>', *parts])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'style="max-width:100%;height:auto" '  # a window narrower than the drawing shows all of it
         f'font-family="Helvetica, Arial, sans-serif">\n{body}\n</svg>\n'
     )
 

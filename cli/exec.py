@@ -133,8 +133,8 @@ def _run_group(ctx: click.Context, command: tuple[str, ...], prepared: tuple[Pre
     jobs = [Job(item.label, {**os.environ, **item.added}, item.binding) for item in prepared]
     code, statuses = run_jobs(command, jobs, strict=strict)
     if code:
-        told = ", ".join(f"{label} {status}" for label, status in statuses.items() if status)
-        render.say(ctx, f"dieplace: ended with status {told}")
+        told = ", ".join(f"{label} ended with status {status}" for label, status in statuses.items() if status)
+        render.say(ctx, f"dieplace: {told}")
     ctx.exit(code)
 
 

@@ -9,9 +9,10 @@ import click
 
 from dieplace.cli import render
 from dieplace.cli.table import Column, Table
-from dieplace.errors import CompileError, UsageError
+from dieplace.errors import CompileError, Unsupported, UsageError
 
 KERNEL_BACKENDS = ("flydsl", "triton")
+_WITHOUT_GPU = "without a GPU: --kernels flydsl (the emulated card) or reference, or set TRITON_INTERPRET=1"
 
 
 @click.command("list")
@@ -50,13 +51,15 @@ def build(ctx: click.Context, ops: tuple[str, ...], every: bool, number: int) ->
     from dieplace.kernels.building import build_op
 
     names = _chosen(ops, every, "flydsl")
+    for name in names:
+        _case(name, number)
     rows: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
     with render.progress(ctx, "compiling", len(names)) as step:
         for name in names:
             step(name)
             try:
-                rows += [asdict(built) for built in build_op(name, _case(name, number))]
+                rows += [asdict(built) for built in build_op(name, number)]
             except CompileError as problem:
                 failed.append({"op": name, "reason": str(problem)})
     columns = [
@@ -91,13 +94,16 @@ def build(ctx: click.Context, ops: tuple[str, ...], every: bool, number: int) ->
     help="Whose kernels; flydsl runs on the emulated card where there is no AMD GPU.",
 )
 @click.option("--limit", type=click.IntRange(1), help="At most so many cases an op.")
-@click.option("--device", default="cpu", show_default=True, help="torch device that holds the operands.")
+@click.option("--device", help="torch device that holds the operands.  [default: cuda for triton, else cpu]")
 @click.pass_context
-def check(ctx: click.Context, ops: tuple[str, ...], every: bool, kernels: str, limit: int | None, device: str) -> None:
+def check(
+    ctx: click.Context, ops: tuple[str, ...], every: bool, kernels: str, limit: int | None, device: str | None
+) -> None:
     """Run the kernels of OPS on their check cases and compare with the float64 reference. Exit 1: one is wrong."""
     from dieplace.kernels.check import check_op
 
     names = _chosen(ops, every, kernels)
+    device = _usable_device(device, kernels)
     results = []
     with render.progress(ctx, "checking", len(names)) as step:
         for name in names:
@@ -176,6 +182,37 @@ def _chosen(ops: tuple[str, ...], every: bool, backend: str) -> list[str]:
             raise UsageError(f"{backend} has no kernel for {name}", hint="dieplace kernel list")
     wanted = set(ops) or set(registry.offered(backend))
     return [name for name in registry.op_names() if name in wanted]
+
+
+def _usable_device(asked: str | None, kernels: str) -> str:
+    """The torch device of the operands, checked before the first case; Triton's interpreter alone runs on the CPU."""
+    import torch
+
+    interpreted = kernels == "triton" and _interpreted()
+    name = asked or ("cuda" if kernels == "triton" and not interpreted else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"torch knows no device {name!r}", hint="cpu, cuda, or cuda:1") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"kernels are not checked on {name!r}", hint="cpu, cuda, or cuda:1")
+    if device.type == "cpu":
+        if kernels == "triton" and not interpreted:
+            raise Unsupported("triton kernels run on a GPU, and --device is cpu", hint=_WITHOUT_GPU)
+        return name
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count <= (device.index or 0):
+        what = f"torch {torch.__version__} sees {count or 'no'} GPU{'' if count < 2 else 's'} here"
+        raise Unsupported(f"{kernels} kernels cannot be checked on {name}: {what}", hint=_WITHOUT_GPU)
+    return name
+
+
+def _interpreted() -> bool:
+    try:
+        from triton import knobs
+    except ImportError as error:
+        raise Unsupported("triton is not installed", hint="pip install triton; see: dieplace doctor") from error
+    return bool(knobs.runtime.interpret)
 
 
 def _case(name: str, number: int) -> int:

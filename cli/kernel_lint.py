@@ -21,7 +21,8 @@ def lint_command(ctx: click.Context, paths: tuple[Path, ...]) -> None:
     result = lint(paths or own_sources())
     rows = [{**asdict(f), "message": f.message} for f in result.findings]
     summary = (
-        f"{len(result.files)} files, {result.kernels} kernels and {result.helpers} helpers read, "
+        f"{render.count_of(len(result.files), 'file')}, {render.count_of(result.kernels, 'kernel')} and "
+        f"{render.count_of(result.helpers, 'helper')} read, "
         f"{render.count_of(len(rows), 'finding')}"
     )
     columns = [

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from dieplace.emulator.isa.traffic import Bytes
 
 ROLES = ("weights", "kv_cache", "sync_flag", "activation")
+LEGEND = (
+    "all in bytes. contract: what the op's operands say; read (local + peer), written: each byte once a launch; "
+    "asked: the loads of every lane; type: how lines are mapped (docs/emulator.md)"
+)
 
 
 @click.command("trace")
@@ -62,7 +66,7 @@ def trace(ctx: click.Context, name: str, number: int, device: str, peer: tuple[s
         ok=True,
         table=lambda: [
             Table(_columns("buffer"), buffers, title=title),
-            Table(_columns("role"), roles, title="by role"),
+            Table(_columns("role"), roles, title="by role", notes=[LEGEND]),
             f"{traced.instructions} wave-instructions: "
             + ", ".join(f"{n} {kind}" for kind, n in sorted(traced.by_kind.items(), key=lambda x: -x[1])),
             *notes,

@@ -38,6 +38,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 # A path that a user gave and that the file system refuses, wherever a command meets it first.
 PATH_TROUBLE = {errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EROFS}
+# Where an answer or a file goes has no room for it: `dieplace list > file` on a full disk.
+DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 COMPLETE_VARIABLE = "_DIEPLACE_COMPLETE"
 
 
@@ -116,6 +118,8 @@ def _prepare(command: click.Command) -> None:
     add_global_options(command)
     if isinstance(command, click.Group):
         for child in command.commands.values():
+            # The whole first sentence in the group's list: click cuts it off where it needs a second line.
+            child.short_help = child.short_help or child.get_short_help_str(limit=1000)
             _prepare(child)
 
 
@@ -167,7 +171,15 @@ def main(args: Sequence[str] | None = None) -> int:
         code = render.reader_went_away()
     except KeyboardInterrupt:
         code = 130
+    except OSError as error:  # the last flush
+        code = render.failure(_no_room(error), as_json=False, ctx=None)
+        render.reader_went_away()
     return code
+
+
+def _no_room(error: OSError) -> Unsupported:
+    where = f"{str(error.filename)[:80]!r}" if error.filename else "the answer"
+    return Unsupported(f"cannot write {where}: {error.strerror}", hint="make room, or write elsewhere")
 
 
 def _run(root: click.Group, words: list[str]) -> int:
@@ -194,6 +206,8 @@ def _run(root: click.Group, words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
+        if error.errno in DISK_TROUBLE:
+            return render.failure(_no_room(error), as_json=False, ctx=ctx)
         if error.errno not in PATH_TROUBLE or error.filename is None:
             return render.bug(error, as_json=as_json, ctx=ctx)
         told = UsageError(f"cannot use {str(error.filename)[:80]!r}: {error.strerror}", hint="check the path")
@@ -213,7 +227,8 @@ def _aborted(error: click.Abort, *, as_json: bool, ctx: click.Context | None) ->
 
 def _usage(error: click.UsageError) -> UsageError:
     path = error.ctx.command_path if error.ctx else "dieplace"
-    return UsageError(error.format_message().rstrip("."), hint=f"see: {path} --help")
+    told = " ".join(error.format_message().split())
+    return UsageError(told.rstrip(".,"), hint=f"see: {path} --help")
 
 
 def root_format(ctx: click.Context) -> str:

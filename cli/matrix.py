@@ -70,6 +70,10 @@ def matrix_tables(found: Machine, metric: str, values: list[dict[str, Any]]) -> 
     unit = "" if metric == "distance" else f" ({METRICS[metric]})"
     origin = f", {' and '.join(origins)}" if origins and metric != "distance" else ""
     yield f"{metric}{unit}: row reads from column{origin}; {found.source} node"
+    if values and all(cell["value"] is None for cell in values):
+        yield textwrap.fill("nothing is known of any pair, so no matrix is drawn:", WIDTH)
+        yield from _reasons(values)
+        return
     targets = [domain.id for domain in found.domains]
     shown = {(c["initiator"], c["target"]): _cell(c, metric) for c in values}
     first = max((len(device.id) for device in found.devices), default=6)
@@ -86,6 +90,11 @@ def matrix_tables(found: Machine, metric: str, values: list[dict[str, Any]]) -> 
         yield textwrap.fill(DISTANCE_LEGEND, WIDTH)
         if any(cell.get("spread") for cell in values):
             yield textwrap.fill(SPREAD, WIDTH, subsequent_indent="   ")
+    yield from _reasons(values)
+
+
+def _reasons(values: list[dict[str, Any]]) -> Iterator[str]:
+    """Why cells are `-`, each reason once."""
     for why in dict.fromkeys(cell["value_why"] for cell in values if cell["value"] is None):
         yield textwrap.fill(f"-  {why}", WIDTH, subsequent_indent="   ")
 

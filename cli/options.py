@@ -51,7 +51,22 @@ def machine(ctx: click.Context, *, backend: str | None = None, links: bool = Tru
 
     chosen = settings(ctx)
     take = discover if links else discover_devices
-    return take(backend=chosen.backend or backend, node=chosen.node)
+    name = backend_name(ctx, backend)
+    first = chosen.backend == "emulated" and chosen.node is not None and not os.path.exists(chosen.node)
+    found = take(backend=name, node=chosen.node)
+    if first and not chosen.quiet:  # perhaps a slip of the fingers
+        click.echo(f"dieplace: {chosen.node} was not there: an emulated node was made in it (8 x MI355X)", err=True)
+    return found
+
+
+def backend_name(ctx: click.Context, default: str | None) -> str | None:
+    """The named backend, else `default`; UsageError where a node was named alone, for the live one is never meant."""
+    chosen = settings(ctx)
+    if chosen.backend is None and chosen.node is not None:
+        from dieplace.discover import backend_missing
+
+        raise backend_missing(chosen.node)
+    return chosen.backend or default
 
 
 def switch(name: str) -> bool | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import click
 
 from dieplace.cli import render
-from dieplace.cli.options import settings
+from dieplace.cli.options import backend_name, settings
 from dieplace.cli.partition_export import export_for
 from dieplace.cli.partition_options import CARDS, CHANGING, PROFILE, ROCM, UNITS, UNVALIDATED
 from dieplace.cli.partition_show import show_answer
@@ -220,7 +220,7 @@ def _node(ctx: click.Context, rocm_path: str | None, *, loaded: bool = True) -> 
 
 
 def _source_name(ctx: click.Context) -> str:
-    return settings(ctx).backend or "amd"
+    return backend_name(ctx, "amd") or "amd"
 
 
 def _on(facts: NodeFacts, cards: tuple[str, ...], mode: Mode | ByIndex | None) -> dict[str, Mode]:

@@ -56,7 +56,18 @@ def open_backend(backend: str | None = None, *, node: str | Path | None = None, 
                 reasons={name: answer.reason},
             )
         return chosen
+    if node is not None:
+        raise backend_missing(node)
     return _first_available(root)
+
+
+def backend_missing(node: str | Path) -> UsageError:
+    """The error for a node that is named without its backend: a switch meant for it would reach the live machine."""
+    return UsageError(
+        f"a node was named ({node}), and no backend that reads it",
+        hint='name it too: --backend emulated, or replayed for a recording (from Python backend="emulated")',
+        asked=str(node),
+    )
 
 
 def make_backend(name: str, *, node: str | Path | None = None, root: str | Path = "/") -> Backend:
@@ -85,6 +96,7 @@ def _first_available(root: str | Path) -> Backend:
     told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     raise NoBackend(
         f"no accelerator was found ({told})",
-        hint="name another backend: --backend emulated (an MI355X node made of files), cpu, or replayed",
+        hint="name another backend: --backend emulated (an MI355X node made of files), cpu, or replayed;"
+        ' from Python dieplace.discover(backend="emulated")',
         reasons=reasons,
     )

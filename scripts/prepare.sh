@@ -56,6 +56,14 @@ install_lock() {
     pip_install --no-deps --no-build-isolation -e .
 }
 
+# A folder named dieplace (this checkout, seen from the folder above it) is an empty package to Python's path search,
+# which comes before the finder that pip adds for a package in place: put that finder first.
+put_checkout_first() {
+    local site
+    site=$("$BIN/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || return 0
+    printf '%s\n' 'import sys; sys.meta_path.sort(key=lambda f: "__editable___dieplace" not in getattr(f, "__module__", ""))' >"$site/dieplace-checkout-first.pth"
+}
+
 wanted_stamp() {
     cat requirements.lock requirements-cpu.lock pyproject.toml setup.py | "$BIN/python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest(), sys.prefix)'
 }
@@ -71,3 +79,4 @@ if [ "$(cat "$STAMP" 2>/dev/null)" != "$(wanted_stamp)" ]; then
     install_lock
     wanted_stamp >"$STAMP"
 fi
+compgen -G "$VENV/lib/python3*/site-packages/dieplace-checkout-first.pth" >/dev/null || put_checkout_first

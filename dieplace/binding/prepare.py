@@ -69,6 +69,11 @@ def prepare(request: Request, environ: Mapping[str, str]) -> tuple[Prepared, ...
     """Decide everything; changes nothing. Errors are typed, and name both sides of a contradiction."""
     if request.per_device and request.by_rank:
         raise UsageError("--per-device starts the processes itself; --by-rank is for those a launcher started")
+    if request.keep_visible and not (request.per_device or request.by_rank):
+        raise UsageError(
+            "--keep-visible goes with --per-device or --by-rank: one program sees the devices that it was given",
+            hint="name the devices it shall see: --device gpu0",
+        )
     host = read_host(Sysfs("/"))
     wish = plan.asked(host, cpus=request.cpus, cpunodes=request.cpunodes, policy=request.policy, nodes=request.nodes)
     if request.devices is None:
@@ -151,7 +156,7 @@ def _prepared(
     if emulated:
         # What was asked for by number means this machine; what is near an emulated device does not exist here.
         binding = wish
-        if near.cpus is not None and wish.cpus is None:
+        if (near.cpus is not None and wish.cpus is None) or (near.policy is not None and wish.policy is None):
             planned = replace(planned, reasons=(*planned.reasons, NOT_THIS_MACHINE))
     else:
         binding = planned

@@ -61,7 +61,10 @@ class LintResult:
 
 
 def lint(paths: Iterable[Path]) -> LintResult:
-    """Lint files and folders (every `.py` below); UsageError for a path that is missing or does not parse."""
+    """Lint files and folders; UsageError for a path that is missing or does not parse.
+
+    Of a folder every `.py` below it is read, but those of installed packages and hidden folders.
+    """
     files = [file for path in paths for file in _files(path)]
     modules = {file: _parse(file) for file in dict.fromkeys(files)}
     shared = {name: fn for tree in modules.values() for name, fn in _functions(tree).items()}
@@ -83,10 +86,16 @@ def lint(paths: Iterable[Path]) -> LintResult:
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(p for p in path.rglob("*.py") if "__pycache__" not in p.parts)
+        return sorted(p for p in path.rglob("*.py") if not _foreign(p.relative_to(path)))
     if not path.exists():
         raise UsageError(f"no such file or folder: {path}")
     return [path]
+
+
+def _foreign(inside: Path) -> bool:
+    """Installed packages and hidden folders (`.venv`, `.git`) below a folder that was named."""
+    folders = inside.parts[:-1]
+    return any(name.startswith(".") or name in ("site-packages", "__pycache__") for name in folders)
 
 
 def _parse(file: Path) -> ast.Module:

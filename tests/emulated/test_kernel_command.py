@@ -183,3 +183,42 @@ def test_a_package_that_is_absent_is_told_and_runs_the_reference(backend: str) -
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 3, done.stderr
     assert f"{backend} is not installed" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--kernels", "triton"], 3, "sees no GPU"),
+        (["--kernels", "triton", "--device", "cpu"], 3, "--device is cpu"),
+        (["--device", "cuda"], 3, "sees no GPU"),
+        (["--device", "cuda:1"], 3, "sees no GPU"),
+        (["--device", "nonsense"], 2, "torch knows no device 'nonsense'"),
+        (["--device", "meta"], 2, "not checked on 'meta'"),
+    ],
+)
+def test_check_refuses_a_device_before_the_first_case(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], code: int, told: str
+) -> None:
+    """As on a machine without a GPU, whatever this one has."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["kernel", "check", "gemv_mxfp4", "--limit", "1", *words]) == code
+    seen = capsys.readouterr()
+    assert told in seen.err and "checking" not in seen.err and seen.out == ""
+
+
+def test_check_counts_the_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert main(["kernel", "check", "gemv_mxfp4", "--limit", "1", "--device", "cuda:1"]) == 3
+    assert "sees 1 GPU here" in capsys.readouterr().err
+
+
+def test_build_looks_at_the_case_before_it_compiles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernel", "build", "rmsnorm", "--case", "999"]) == 2
+    assert "compiling" not in capsys.readouterr().err
+
+
+def test_trace_says_what_its_columns_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernel", "trace", "rmsnorm"]) == 0
+    seen = " ".join(capsys.readouterr().out.split())
+    assert "all in bytes" in seen and "asked: the loads of every lane" in seen

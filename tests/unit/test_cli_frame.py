@@ -260,6 +260,27 @@ def test_a_reader_that_stops_is_quiet(tmp_path):
         assert done.stdout.strip() in ("0", "141"), words
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the full disk is played by /dev/full, which is not here")
+@pytest.mark.parametrize("words", ["--backend cpu list", "--backend cpu list --json", "--version", "--help"])
+def test_a_full_disk_is_no_bug(tmp_path, words):
+    script = f"{sys.executable} -m dieplace.cli {words} >/dev/full"
+    done = subprocess.run(["bash", "-c", script], env=environment(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 3 and "No space left on device" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("group", ["partition", "bench", "emulate", "kernel", "place"])
+def test_the_list_of_a_group_has_whole_sentences(capsys, group):
+    assert frame.main([group, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "..." not in text.split("Commands:")[1] and max(map(len, text.splitlines())) <= 80
+
+
+def test_usage_messages_are_one_line(capsys):
+    """click lists the choices of a missing argument one a line, with tabs."""
+    assert frame.main(["completion"]) == 2
+    assert "bash, zsh, fish\n" in capsys.readouterr().err
+
+
 def test_a_closed_stderr_does_not_stop_the_work(tmp_path):
     script = f"{sys.executable} -m dieplace.cli --backend emulated list --json 2>&-"
     done = subprocess.run(["bash", "-c", script], env=environment(tmp_path), capture_output=True, text=True)

@@ -210,3 +210,14 @@ def test_a_source_that_does_not_parse_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def k(:\n")
     with pytest.raises(UsageError, match=r"broken\.py as Python"):
         lint([tmp_path])
+
+
+def test_installed_packages_below_a_folder_are_not_ours(tmp_path: Path) -> None:
+    """A checkout with its `.venv`: torch ships files for newer Pythons, which do not parse here."""
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    for folder in (".venv/lib", "env/lib/python3.11/site-packages/torch"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "new.py").write_text("def f(:\n")
+    assert lint([tmp_path]).files == (str(tmp_path / "mine.py"),)
+    with pytest.raises(UsageError, match="as Python"):
+        lint([tmp_path / ".venv/lib"])

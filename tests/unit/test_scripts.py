@@ -96,3 +96,16 @@ def test_the_scripts_can_be_run_and_read():
         subprocess.run(["bash", "-n", ROOT / name], check=True)
     done = subprocess.run([ROOT / "scripts/test", "--help"], capture_output=True, text=True)
     assert "--quick" in done.stdout or done.returncode
+
+
+def test_python_beside_the_checkout_finds_the_package(tmp_path):
+    """A folder called dieplace, as a clone makes, hides an editable install from programs beside it."""
+    if not (ROOT / ".venv/dieplace-installed").exists():
+        pytest.skip("this environment was not made by the scripts")
+    (tmp_path / "dieplace").mkdir()
+    look = "import dieplace; print(hasattr(dieplace, 'discover'))"
+    late = "import sys; sys.meta_path.sort(key=lambda f: '__editable___dieplace' in getattr(f, '__module__', '')); "
+    for code, found in ((look, "True"), (late + look, "False")):
+        words = [ROOT / ".venv/bin/python", "-c", code]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.stdout.strip() == found, done.stderr

@@ -128,7 +128,8 @@ def _check_place(home: Path, replace_old: bool) -> None:
     if store.is_node(home):
         if not replace_old:
             raise UsageError(
-                f"{home} already holds an emulated node", hint="replace it on purpose, or name another folder"
+                f"{home} already holds an emulated node",
+                hint="--replace (from Python replace_old=True), or name another folder",
             )
         return
     try:

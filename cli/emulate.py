@@ -163,7 +163,7 @@ def reboot(ctx: click.Context, directory: Path | None) -> None:
 @DIRECTORY
 @click.pass_context
 def reset(ctx: click.Context, directory: Path | None) -> None:
-    """Put a node back as it was made: same part, cards and styles, first mode, nothing pending or broken."""
+    """Put a node back as it was made, but in SPX/NPS1: same part, cards and styles, nothing pending or broken."""
     from dieplace.emulator.node import reset as reset_node
 
     node = _open(ctx, directory)

@@ -82,16 +82,17 @@ class Lifetimes:
     def _drain(self) -> None:
         waiting, self._waiting = self._waiting, []
         for held in waiting:
-            self._give_back(held)
+            self.give_back(held)
         while self._dropped:
             held = self._dropped.popleft()
             held.users -= 1
             if held.users == 0:
                 self._addresses.remove(held.address)
                 del self._live[held.address]
-                self._give_back(held)
+                self.give_back(held)
 
-    def _give_back(self, held: Held) -> None:
+    def give_back(self, held: Held) -> None:
+        """Free an allocation that nobody uses, now or after the capture; with the lock held."""
         if self._capturing():
             self._waiting.append(held)
             return

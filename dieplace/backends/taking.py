@@ -42,10 +42,14 @@ def take(memory: DeviceMemory, order: Order) -> None:
             raise full(memory, error, held.pieces, f"allocate {order.name}") from error
         except RuntimeInCapture as error:
             raise in_capture() from error
-        held.accounted = attribute(before, memory.counters(), asked_bytes(held.pieces))
-        held.owner = memory.runtime.owner(held.address)
-        if order.uncached:
-            _require_device_memory(memory, order)
+        try:
+            held.accounted = attribute(before, memory.counters(), asked_bytes(held.pieces))
+            held.owner = memory.runtime.owner(held.address)
+            if order.uncached:
+                _require_device_memory(memory, order)
+        except Exception:
+            memory.lifetimes.give_back(held)
+            raise
         memory.lifetimes.keep(held)
 
 
@@ -104,7 +108,6 @@ def _require_device_memory(memory: DeviceMemory, order: Order) -> None:
     held = order.held
     pointer = memory.runtime.pointer(held.address)
     if pointer.kind == "host" or (held.owner is not None and not held.owner.is_device):
-        memory.runtime.free(held.home, held.address)
         raise PlacementError(
             f"{order.name}: uncached memory was asked in {held.pieces[0].domain} and came back in host memory",
             hint="a poller on a die would cross PCIe: use another ROCm build",

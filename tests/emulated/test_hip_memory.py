@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_hip import CALLS, Stub, build
 
+from dieplace.backends.amd.backend import AmdBackend
 from dieplace.backends.amd.hip import Hip
 from dieplace.backends.amd.hip_types import SIGNATURES
 from dieplace.backends.amd.hsa import Hsa
@@ -269,6 +270,23 @@ def test_a_call_that_fails_for_plain_memory(dpx: Machine, stub: Stub) -> None:
     with pytest.raises(DomainFull):
         place(dpx, MIB, Policy.local(), "sync_flag")
     assert stub.empty()
+
+
+@pytest.mark.parametrize("policy", [Policy.local(), Policy.peer()])
+def test_a_failure_after_the_memory_was_taken_gives_it_back(dpx: Machine, stub: Stub, policy: Policy) -> None:
+    session = dpx.session.memory  # type: ignore[union-attr]
+    read, calls = session.counters, []
+
+    def broken() -> object:
+        calls.append(1)
+        if len(calls) == 2:  # the reading after
+            raise OSError("the counters are gone")
+        return read()
+
+    session.counters = broken
+    with pytest.raises(OSError, match="gone"):
+        place(dpx, MIB, policy)
+    assert len(calls) == 2 and stub.empty() and (stub.used(0), stub.used(1)) == (0, 0)
 
 
 # -- full domains ------------------------------------------------------------------------------------------------------
@@ -535,3 +553,23 @@ def test_any_sequence_accounts_and_leaks_nothing(base: Machine, stub: Stub, step
 def test_no_probe_on_this_backend_is_told(dpx: Machine) -> None:
     with pytest.raises(Unsupported, match="no latency probe"):
         audit(place(dpx, MIB, Policy.local()), probe=True)
+
+
+def test_a_host_without_hip_is_told(base: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dieplace.backends.amd.backend.topology.snapshot", lambda *_, **__: base)
+    with pytest.raises(Unsupported, match="the HIP runtime cannot be used"):
+        AmdBackend(hip_library="/nowhere/libamdhip64.so").memory  # noqa: B018
+
+
+def test_the_backend_opens_its_memory_once_for_each_mode(
+    base: Machine, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dieplace.backends.amd.backend.topology.snapshot", lambda *_, **__: base)
+    stamps = [("boot", "1")]
+    monkeypatch.setattr("dieplace.backends.amd.backend.topology.stamp", lambda *_: stamps[-1])
+    stub.reset([(d.bdf, 1, 2) for d in base.devices], TOTAL, None)
+    backend = AmdBackend(hip_library=str(stub.path))
+    first = backend.memory
+    assert backend.memory is first and "memory" in backend.groups
+    stamps.append(("boot", "2"))
+    assert backend.memory is not first

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dieplace.experiments.charts import Bar
 from dieplace.run import Point, Quantity, Run
 
 Row = dict[str, Any]
@@ -19,6 +20,7 @@ class LiveTable:
     columns: tuple[tuple[str, str, str | None], ...]
     rows: tuple[Row, ...]
     note: str = ""
+    bars: tuple[Bar, ...] = ()
 
 
 def is_live(runs: Sequence[Run]) -> bool:
@@ -94,7 +96,8 @@ def _what(run: Run, point: Point) -> str:
     if run.experiment != "link":
         return f"{run.block} {point.arm}"
     factors = point.factors
-    return f"{factors['what']} {point.arm}, {factors['directions']}, {_size(factors)}, by {factors['reader']},"
+    both = "" if factors["directions"] == "one" else f", {factors['directions']}"
+    return f"{factors['what']} {point.arm}{both}, {_size(factors)}, by {factors['reader']},"
 
 
 def _samples(point: Point) -> tuple[float, ...]:
@@ -167,7 +170,19 @@ def _rate_table(runs: Sequence[Run]) -> LiveTable:
         " Bytes: near copies count what is read and written, far ones what crosses the link, both at once their sum. Of"
         " ceiling: of the highest cold rate of this run, near or far."
     )
-    return LiveTable(f"Bandwidth, {runs[0].origin}", columns, tuple(rows), _NOTE + note + _whys(rows))
+    bars = tuple(
+        Bar(
+            f"{row['reader']}: {row['what']}, {row['arm']}",
+            row["gb_per_s"],
+            row["gb_per_s_low"],
+            row["gb_per_s_high"],
+            (),
+            row["rate"],
+        )
+        for row in rows
+        if row["gb_per_s"] is not None and row["working_set_bytes"] == max(r["working_set_bytes"] for r in rows)
+    )
+    return LiveTable(f"Bandwidth, {runs[0].origin}", columns, tuple(rows), _NOTE + note + _whys(rows), bars)
 
 
 def _whys(rows: Sequence[Row]) -> str:
@@ -206,7 +221,18 @@ def _step_table(runs: Sequence[Run]) -> LiveTable:
         f"Moved: bytes of weights that a layer reads from the peer. Caches: {caches}. x local: median of pairs; that of"
         f" local itself is the A/A control. Formula: {formula}.{notes}"
     )
-    return LiveTable(f"Time of one layer, {runs[0].origin}", columns, tuple(rows), note)
+    return LiveTable(f"Time of one layer, {runs[0].origin}", columns, tuple(rows), note, _layer_bars(runs))
+
+
+def _layer_bars(runs: Sequence[Run]) -> tuple[Bar, ...]:
+    """Measured time with its interval; P marks the prediction."""
+    found = []
+    for _, point in _points(runs):
+        time, predicted = point.quantities["layer_us"], point.quantities.get("predicted_us")
+        if time.value is not None:
+            marks = () if predicted is None or predicted.value is None else (("P", predicted.value),)
+            found.append(Bar(point.arm, time.value, time.low, time.high, marks, f"{time.value:.1f} us"))
+    return tuple(found)
 
 
 def _stage_table(runs: Sequence[Run]) -> LiveTable:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dieplace.errors import UsageError
-from dieplace.experiments import live_tables, summary
+from dieplace.experiments import charts, live_tables, summary
 from dieplace.experiments.markup import head_row, html_table, row_of_cells
 from dieplace.experiments.report_sections import (
     card_section,
@@ -94,7 +94,9 @@ def _live_sections(runs: Sequence[Run]) -> list[str]:
     found = [f"<p>{escape(line)}</p>" for line in live_tables.sentences(runs)]
     for table in live_tables.tables(runs):
         note = f"<p class=quiet>{escape(table.note)}</p>" if table.note else ""
-        found.append(f"<h2>{escape(table.title)}</h2>{note}{html_table(table.columns, table.rows)}")
+        unit = "GB/s" if table.title.startswith("Bandwidth") else "us"
+        chart = charts.bars(table.bars, unit=unit, describe=table.title) if table.bars else ""
+        found.append(f"<h2>{escape(table.title)}</h2>{chart}{note}{html_table(table.columns, table.rows)}")
     return found
 
 

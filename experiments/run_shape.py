@@ -96,6 +96,7 @@ def _check_live(run: Run) -> None:
 def _numbers_of(point: Point) -> None:
     for name, quantity in point.quantities.items():
         _want(quantity.method, str, f"method of {name}")
+        _want(quantity.why or "", str, f"why of {name}")
         for number in (quantity.value, quantity.low, quantity.high, *quantity.by_set.values(), *quantity.samples):
             if number is not None:
                 _number(number, f"{name} of {point.arm}")

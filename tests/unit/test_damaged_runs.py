@@ -12,7 +12,9 @@ import pytest
 
 from dieplace.cli import main as frame
 
-FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "results" / "emulated-mi355x" / "weight-swap"
+RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
+FOLDER = RESULTS / "emulated-mi355x" / "weight-swap"
+LIVE = RESULTS / "nvidia-h200-x2"
 JUNK: list[Any] = [None, True, -1, 0, 1e308, 10**400, "", "text", "</script>", [], [None], {}, {"a": 1}, [[["x"]]]]
 
 
@@ -44,16 +46,25 @@ def damaged(whole: dict[str, Any], draw: random.Random, paths: list[tuple[Any, .
     return made
 
 
-@pytest.mark.parametrize("block", ["dpx-nps2", "spx-nps1"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        FOLDER / "dpx-nps2.json",
+        FOLDER / "spx-nps1.json",
+        LIVE / "weight-swap" / "interleave.json",
+        LIVE / "link" / "gpu0-gpu1.json",
+    ],
+    ids=["dpx-nps2", "spx-nps1", "live weight-swap", "live link"],
+)
 def test_any_damage_is_a_sentence(
-    block: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    whole = json.loads((FOLDER / f"{block}.json").read_text())
+    whole = json.loads(file.read_text())
     paths = paths_of(whole)
     # parts near the root decide most; a run has thousands of numbers deep inside
     shallow = [path for path in paths if len(path) <= 4]
-    draw = random.Random(block)
+    draw = random.Random(f"{file.parent.name} {file.stem}")
     codes: dict[int, int] = {}
     for number in range(250):
         Path("run.json").write_text(json.dumps(damaged(whole, draw, shallow if number % 2 else paths)))
@@ -62,7 +73,7 @@ def test_any_damage_is_a_sentence(
                 ["bench", "show", "run.json"],
                 ["bench", "show", "run.json", "--json"],
                 ["bench", "report", "run.json", "--out", "r.html"],
-                ["bench", "compare", "run.json", str(FOLDER / f"{block}.json"), "--fail-on", "1"],
+                ["bench", "compare", "run.json", str(file), "--fail-on", "1"],
             ]
         )
         code = frame.main(words)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dieplace.cli import bench
 from dieplace.cli import main as frame
 from dieplace.experiments import link, live_tables, report
 from dieplace.experiments.harness import Plan
@@ -137,7 +138,7 @@ def test_run_file_report_and_tables_say_what_it_is(two: list[Point], tmp_path: P
     page = report.page([run])
     assert link.NOT_MI355X in page and "A/A control" in page
     said = live_tables.sentences([run])
-    assert any("latency far, one, 1024 MiB, by gpu0/p0, is slower by" in line for line in said)
+    assert any("latency far, 1024 MiB, by gpu0/p0, is slower by" in line for line in said)
     assert frame.main(["bench", "show", str(path)]) == 0
     shown = capsys.readouterr().out
     assert "Latency of dependent loads, measured" in shown and link.NOT_MI355X in shown
@@ -149,3 +150,10 @@ def test_refuses_other_backends_with_the_reason(tmp_path: Path, capsys: Any) -> 
     assert "would print its own inputs" in capsys.readouterr().err
     assert frame.main(["bench", "list"]) == 0
     assert "link on emulated" in capsys.readouterr().out
+
+
+def test_two_runs_that_start_in_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """exec --per-device starts one run for each GPU at once: none may write over another's report."""
+    monkeypatch.chdir(tmp_path)
+    found = {bench._own_folder("link") for _ in range(5)}
+    assert len(found) == 5 and all(folder.is_dir() for folder in found)

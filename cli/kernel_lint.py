@@ -46,6 +46,7 @@ def lint_command(ctx: click.Context, paths: tuple[Path, ...]) -> None:
         source=None,
         ok=not rows,
         table=lambda: [*([Table(columns, rows)] if rows else []), summary],
+        csv_table=lambda: [Table(columns, rows)],
     )
     if rows:
         ctx.exit(1)

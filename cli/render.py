@@ -21,7 +21,7 @@ from typing import Any, TextIO
 import click
 
 from dieplace.cli.options import OFF_WORDS, settings
-from dieplace.cli.table import Table, layout, plain
+from dieplace.cli.table import Column, Table, layout, plain
 from dieplace.errors import Declined, DieplaceError, UsageError
 
 Body = Iterable[Table | str]
@@ -66,8 +66,14 @@ def to_json(value: Any) -> str:
 
 
 def to_csv(body: Body) -> str:
-    """Every table of the answer as CSV with a header of keys; several tables are parted by an empty line."""
-    parts = []
+    """Every table of the answer as CSV with a header of keys; several tables are parted by an empty line.
+
+    An answer without any table gives its lines, under the header `text`: never an empty file.
+    """
+    parts, body = [], list(body)
+    if not any(isinstance(part, Table) for part in body):
+        lines = [line for part in body for line in str(part).splitlines()]
+        body = [Table([Column("text", "text")], [{"text": line} for line in lines])]
     for table in body:
         if isinstance(table, Table):
             text = io.StringIO()

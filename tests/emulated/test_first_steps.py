@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,3 +71,20 @@ def test_emulated_host_memory_is_never_shown_as_real(node: Node, capsys: pytest.
 def test_what_a_backend_lacks_is_told_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--backend", "cpu", "partition", "show"]) == 3
     assert "--backend amd, nvidia or emulated" in capsys.readouterr().err
+
+
+def test_the_decode_page_runs_as_it_stands(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sketch, on the node that it names: each matrix is read once, half of them from either die."""
+    page = Path(__file__).resolve().parents[2] / "docs/decode.md"
+    found = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert found is not None
+    monkeypatch.chdir(memory_path)
+    create(Path("mynode"), cards=1, mode="DPX/NPS2")
+    names: dict[str, Any] = {}
+    exec(found[1], names)
+    step = names["step"]
+    # bf16: in two layers qkv (256 x 64), o_proj (64 x 128), gate and up (2 x 128 x 64), down (64 x 128); head (96 x 64).
+    matrices = 2 * (2 * (256 * 64 + 64 * 128 + 2 * 128 * 64 + 64 * 128) + 96 * 64)
+    counted = step.ledger.counted_by_role_and_die()["weights"]
+    assert matrices < sum(counted.values()) < 1.05 * matrices  # and the norms, on both
+    assert counted["die0"] == counted["die1"]

@@ -1,5 +1,6 @@
 """The command's frame: exit codes, the one JSON value, streams, colours, pipes and interrupts."""
 
+import csv
 import json
 import os
 import re
@@ -273,6 +274,14 @@ def test_the_list_of_a_group_has_whole_sentences(capsys, group):
     assert frame.main([group, "--help"]) == 0
     text = capsys.readouterr().out
     assert "..." not in text.split("Commands:")[1] and max(map(len, text.splitlines())) <= 80
+
+
+def test_csv_is_never_an_empty_file(capsys):
+    """Answers that are sentences, and a table without rows, are rows and a header all the same."""
+    assert frame.main(["completion", "bash", "-o", "csv"]) == 0
+    rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert rows[0] == ["text"] and len(rows) > 5
+    assert render.to_csv([Table([Column("a", "A")], []), "a remark"]) == "a\n"
 
 
 def test_usage_messages_are_one_line(capsys):

@@ -10,6 +10,7 @@ import pytest
 
 import dieplace.kernels.flydsl
 import dieplace.probes
+from dieplace.cli.main import main
 from dieplace.codegen.lint import RULES, lint
 from dieplace.errors import UsageError
 
@@ -221,3 +222,9 @@ def test_installed_packages_below_a_folder_are_not_ours(tmp_path: Path) -> None:
     assert lint([tmp_path]).files == (str(tmp_path / "mine.py"),)
     with pytest.raises(UsageError, match="as Python"):
         lint([tmp_path / ".venv/lib"])
+
+
+def test_clean_sources_give_a_csv_header(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    assert main(["kernel", "lint", str(tmp_path), "-o", "csv"]) == 0
+    assert capsys.readouterr().out == "path,line,function,rule,message\n"

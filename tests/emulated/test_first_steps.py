@@ -83,7 +83,7 @@ def test_the_decode_page_runs_as_it_stands(memory_path: Path, monkeypatch: pytes
     names: dict[str, Any] = {}
     exec(found[1], names)
     step = names["step"]
-    # bf16: in two layers qkv (256 x 64), o_proj (64 x 128), gate and up (2 x 128 x 64), down (64 x 128); head (96 x 64).
+    # bf16, in two layers: qkv (256 x 64), o_proj (64 x 128), gate and up (2 x 128 x 64), down (64 x 128); head 96 x 64.
     matrices = 2 * (2 * (256 * 64 + 64 * 128 + 2 * 128 * 64 + 64 * 128) + 96 * 64)
     counted = step.ledger.counted_by_role_and_die()["weights"]
     assert matrices < sum(counted.values()) < 1.05 * matrices  # and the norms, on both

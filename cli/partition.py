@@ -18,6 +18,7 @@ from dieplace.modes import Mode
 from dieplace.partition.control import Control, Limits, check_unit
 from dieplace.partition.entry import build, control_of, plan_restore
 from dieplace.partition.facts import NodeFacts
+from dieplace.partition.meanwhile import judged_at_rest
 from dieplace.partition.plan import Plan, targets_text
 from dieplace.partition.profile import export as export_profile
 from dieplace.partition.profile import read_profile, resolve, select
@@ -63,7 +64,8 @@ def plan_command(
     """
     wanted = read_word(mode)
     control, facts = _node(ctx, rocm_path)
-    answer_plan(ctx, _build(control, facts, _on(facts, cards, wanted), allow_unvalidated, units))
+    with judged_at_rest(control):
+        answer_plan(ctx, _build(control, facts, _on(facts, cards, wanted), allow_unvalidated, units))
 
 
 @partition.command("set")

@@ -13,13 +13,16 @@ import click
 
 from dieplace.cli import render
 from dieplace.cli.partition_show import devices_table
-from dieplace.errors import StaleMachine
+from dieplace.errors import Busy, StaleMachine
 from dieplace.partition.blocking import busy
 from dieplace.partition.control import Control, Limits
 from dieplace.partition.entry import carry_out
 from dieplace.partition.execute import Outcome, require_privilege
 from dieplace.partition.journal import Record, standing
+from dieplace.partition.meanwhile import judged_at_rest
 from dieplace.partition.plan import Plan, lines, targets_text
+
+_POLL_S = 0.2
 
 
 def answer_plan(ctx: click.Context, made: Plan) -> None:
@@ -40,7 +43,7 @@ def switch(
 ) -> None:
     """Plan, show, ask, carry out and answer. A node that changed while this waited for another switch is planned for
     again, once, and shown and asked about again."""
-    made = _shown(ctx, make(), control, dry_run=dry_run, yes=yes, wait_s=wait_s)
+    made = _shown(ctx, _planned(make, control, wait_s), control, dry_run=dry_run, yes=yes, wait_s=wait_s)
     if dry_run:
         return
     try:
@@ -49,9 +52,22 @@ def switch(
         if not wait_s:
             raise
         render.say(ctx, "the node changed while this command waited: planning again")
-        made = _shown(ctx, make(), control, dry_run=False, yes=yes, wait_s=wait_s)
+        made = _shown(ctx, _planned(make, control, wait_s), control, dry_run=False, yes=yes, wait_s=wait_s)
         outcome = _carry_out(ctx, made, control, limits, wait_s)
     _answer_outcome(ctx, made, control, outcome)
+
+
+def _planned(make: Callable[[], Plan], control: Control, wait_s: float) -> Plan:
+    """The plan; where another switch has the node half reloaded just now, after waiting for it."""
+    deadline = control.clock.now() + wait_s
+    while True:
+        try:
+            with judged_at_rest(control):
+                return make()
+        except Busy as error:
+            if not error.facts.get("switching") or control.clock.now() >= deadline:
+                raise
+        control.clock.sleep(_POLL_S)
 
 
 def _shown(ctx: click.Context, made: Plan, control: Control, *, dry_run: bool, yes: bool, wait_s: float) -> Plan:

@@ -18,6 +18,7 @@ from dieplace.partition.execute import Outcome, execute, require_privilege
 from dieplace.partition.facts import NodeFacts
 from dieplace.partition.journal import Journal, Record, live_wishes
 from dieplace.partition.journal import standing as journal_standing
+from dieplace.partition.meanwhile import judged_at_rest
 from dieplace.partition.plan import Plan
 from dieplace.partition.profile import resolve, select
 from dieplace.partition.verify import mismatches, modes_of
@@ -51,7 +52,8 @@ def plan(
         wanted = resolve(facts, {key: _mode(word) for key, word in mode.items()})
     else:
         chosen = (cards,) if isinstance(cards, str) else cards
-        wanted = modes_for(facts, select(facts, chosen), mode if isinstance(mode, Mode) else read_word(mode))
+        with judged_at_rest(control):
+            wanted = modes_for(facts, select(facts, chosen), mode if isinstance(mode, Mode) else read_word(mode))
     made = build(
         control, facts, wanted, allow_unvalidated=allow_unvalidated, units=tuple(map(check_unit, stop_services))
     )
@@ -70,7 +72,7 @@ def build(
     start: NodeFacts | None = None,
 ) -> Plan:
     """A plan from facts; `start` is the node now where `facts` are the record of an earlier one (driver not loaded)."""
-    with told_with_versions(control):
+    with judged_at_rest(control), told_with_versions(control):
         return _build(control, facts, wanted, allow_unvalidated, units, clear_pending, purpose, start)
 
 

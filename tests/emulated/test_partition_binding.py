@@ -216,7 +216,7 @@ def test_row_45_therock_2964_a_hanging_init_ends_with_the_time_limit(memory_path
 
     with Bench(memory_path, rocm, timeout_s=3.0) as bench:
         plan = bench.plan("DPX/NPS2")
-        bench.library.hang_in_init = 8.0
+        bench.library.hang_in_init = 4.5
         with pytest.raises(NotVerified) as caught:
             carry_out(plan, bench.control, limits=FAST)
         assert "no answer within 3 s" in str(caught.value) and caught.value.facts["outcome"] == "unknown"

@@ -222,6 +222,19 @@ def test_a_node_in_a_folder_whose_name_is_no_text(memory_path: Path, node: Node)
     assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
 
 
+def test_a_switch_asked_for_in_the_middle_of_another_waits_or_exits_5(node: Node, run: Run) -> None:
+    """Between unload and load the node looks as if it had no driver: that is the other switch, not the node."""
+    store = Store(emulated_directory(node.directory))
+    with store.lock(0, FakeClock()):
+        node.unload()
+        for words in (("plan", "DPX/NPS2"), ("set", "DPX/NPS2", "-y"), ("set", "1/NPS2", "-y", "--wait", "0")):
+            code, _, err = run(*words)
+            assert code == 5 and "another partition switch is running" in err and "--wait" in err, words
+        assert truth(node).wishes == (None,)
+        node.load()
+    assert run("set", "DPX/NPS2", "-y")[0] == 0 and truth(node).is_in("DPX/NPS2")
+
+
 def unshare_works() -> bool:
     return shutil.which("unshare") is not None and os.geteuid() == 0 and (
         subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0

@@ -1,16 +1,19 @@
 """Which libamdhip64 to open: the one this process already uses, else torch's own, else ROCm's.
 
-Two HIP runtimes in one process do not know each other's memory, so a second copy is never opened beside a loaded one.
+Two HIP runtimes in one process do not know each other's memory, so a second copy is never opened beside a loaded one,
+and before torch is loaded the copy is taken that torch will load: in its own wheel, or in the ROCm wheels it needs.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 from dieplace.errors import Unsupported
 
 _NAME = "libamdhip64.so"
+_WHEELS = ("torch", "_rocm_sdk_core")  # where pip puts HIP: torch/lib, or lib of AMD's own ROCm wheels
 
 
 def find_hip(rocm_path: str | None = None) -> str:
@@ -20,13 +23,16 @@ def find_hip(rocm_path: str | None = None) -> str:
         return loaded
     if rocm_path is not None:
         return _in_rocm(Path(rocm_path))
-    found = importlib.util.find_spec("torch")
-    if found is not None and found.origin is not None:
-        bundled = Path(found.origin).parent / "lib" / _NAME
-        if bundled.exists():
-            return str(bundled)
-    standard = Path("/opt/rocm/lib") / _NAME
-    return str(standard) if standard.exists() else _NAME
+    folders = [*_wheel_folders(), Path("/opt/rocm/lib")]
+    found = next((path for folder in folders for path in sorted(folder.glob(f"{_NAME}*"))), None)
+    return str(found) if found is not None else _NAME
+
+
+def _wheel_folders() -> Iterator[Path]:
+    for name in _WHEELS:
+        found = importlib.util.find_spec(name)
+        for place in (found.submodule_search_locations or ()) if found is not None else ():
+            yield Path(place) / "lib"
 
 
 def mapped(name: str) -> str | None:

@@ -64,7 +64,7 @@ def open_backend(backend: str | None = None, *, node: str | Path | None = None, 
 def backend_missing(node: str | Path) -> UsageError:
     """The error for a node that is named without its backend: a switch meant for it would reach the live machine."""
     return UsageError(
-        f"a node was named ({node}), and no backend that reads it",
+        f"a node was named by --node or DIEPLACE_NODE ({node}), and no backend that reads it",
         hint='name it too: --backend emulated, or replayed for a recording (from Python backend="emulated")',
         asked=str(node),
     )

@@ -91,7 +91,12 @@ def _carry_out(ctx: click.Context, made: Plan, control: Control, limits: Limits,
     def say(text: str) -> None:
         render.say(ctx, f"[{time.monotonic() - started:6.1f} s] {text}")
 
-    return carry_out(made, control, wait_s=wait_s, limits=limits, progress=say)
+    try:
+        return carry_out(made, control, wait_s=wait_s, limits=limits, progress=say)
+    except KeyboardInterrupt:
+        for line in ("interrupted:", *standing(Record(control.store), control.read())):
+            render.note(line)
+        raise
 
 
 def _answer_outcome(ctx: click.Context, made: Plan, control: Control, outcome: Outcome) -> None:

@@ -147,6 +147,7 @@ def test_ctrl_c_in_the_middle_exits_130_and_the_next_command_knows(node: Node) -
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert "interrupted:" in done.stderr and "did not finish" in done.stderr and "partition restore" in done.stderr
     assert any("did not finish" in text for text in run(node, "show")[1]["standing"])
     assert run(node, "restore", "-y")[0] == 0 and truth(node).is_in("SPX/NPS1")
 

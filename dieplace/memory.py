@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Flags are polled across dies: only the extended-scope class cannot go stale there (memory-locality reference, 2.4).
 CLASS_OF_ROLE = {"weights": "coarse", "kv_cache": "coarse", "activation": "coarse", "sync_flag": "uncached"}
 
+
 class Buffer:
     """One allocation with its role and the policy it was asked under; frees itself when dropped.
 

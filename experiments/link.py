@@ -274,9 +274,12 @@ def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
     if why is not None:
         raise Unsupported(f"link cannot run on the {backend} backend: {why}", hint="name --backend nvidia")
     refuse_arms("link", options)
+    from dieplace.allocator_settings import require_fixed_segments
     from dieplace.discover import discover
     from dieplace.experiments.harness import Plan
     from dieplace.experiments.link_nvidia import NvidiaRig, as_run
+
+    require_fixed_segments()
 
     machine = discover(backend)
     with NvidiaRig(machine) as rig:

@@ -43,8 +43,10 @@ class Placed:
 
 def run_nvidia(options: Options, progress: Progress) -> Iterator[Run]:
     """One Run; Unsupported with fewer than two visible GPUs, UsageError for what has no form here."""
+    from dieplace.allocator_settings import require_fixed_segments
     from dieplace.discover import discover
 
+    require_fixed_segments()
     arms = options.arms or live.DEFAULT_ARMS
     for arm in arms:
         live.policy_of(arm)

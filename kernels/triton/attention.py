@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dieplace.kernels.triton.launch import on_device_of
+from dieplace.kernels.triton.launch import on_device_of, triton_op
 from dieplace.kernels.triton.numbers import dot_bf16, dot_fp32_bf16, narrow, widen
 
 Operands = Mapping[str, torch.Tensor | None]
@@ -93,6 +93,7 @@ def _attention_merge(
     tl.store(lse_out + row, tl.where(total == 0.0, float("-inf"), safe + tl.log(tl.where(total == 0.0, 1.0, total))))
 
 
+@triton_op
 def attention_split(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
     """partial(T,HQ,SPLITS,D) and natural-log partial_lse of each split of the context; an empty split is (0, -inf)."""
     names = ("q", "k_cache", "v_cache", "page_table", "lengths", "partial", "partial_lse")
@@ -110,6 +111,7 @@ def attention_split(operands: Operands, attrs: Mapping[str, Any], *, stream: Any
         )  # fmt: skip
 
 
+@triton_op
 def attention_merge(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
     """out(T,HQ,D) and lse(T,HQ) from the splits, with the sink counted once; all empty gives 0 and -inf."""
     partial, partial_lse, sinks = operands["partial"], operands["partial_lse"], operands.get("sinks")

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from dieplace.kernels.triton.gemv import INTERPRETED_ROWS
-from dieplace.kernels.triton.launch import INTERPRETED, nibble_decode, on_device_of, tokens_of
+from dieplace.kernels.triton.launch import INTERPRETED, nibble_decode, on_device_of, tokens_of, triton_op
 from dieplace.kernels.triton.nibbles import rows_dot
 from dieplace.kernels.triton.numbers import narrow, widen
 
@@ -126,6 +126,7 @@ def _tile(rows: int, tokens_padded: int) -> dict[str, int]:
     return {"BN": max(2, rows // tokens_padded), "BW": 64, "num_warps": 1}
 
 
+@triton_op
 def expert_gate_up(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
     """out(T,k,I) = (up + 1) * gate * sigmoid(alpha * gate) of each token's chosen experts, clamped at `limit`."""
     names = ("x", "ids", "blocks", "scales", "bias", "out")
@@ -142,6 +143,7 @@ def expert_gate_up(operands: Operands, attrs: Mapping[str, Any], *, stream: Any 
         )  # fmt: skip
 
 
+@triton_op
 def expert_down(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
     """out(T,H) = sum over the chosen of weight * (W_expert @ x + bias), in fp32 with one rounding."""
     x, ids, weights, blocks, scales = (operands[name] for name in ("x", "ids", "weights", "blocks", "scales"))

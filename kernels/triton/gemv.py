@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dieplace.kernels.triton.launch import INTERPRETED, nibble_decode, on_device_of, tokens_of
+from dieplace.kernels.triton.launch import INTERPRETED, nibble_decode, on_device_of, tokens_of, triton_op
 from dieplace.kernels.triton.nibbles import rows_dot
 from dieplace.kernels.triton.numbers import narrow, widen
 
@@ -104,6 +104,7 @@ def mxfp4_tile(rows: int, tokens_padded: int) -> dict[str, int]:
     return {"BN": rows_in_tile if INTERPRETED else max(1, rows_in_tile // tokens_padded), "BW": 64, "num_warps": 1}
 
 
+@triton_op
 def gemv_bf16(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
     """out(T,N) = x(T,K) @ weight(N,K).T + bias; fp32 accumulation, one rounding."""
     x, weight, bias, out = (operands.get(name) for name in ("x", "weight", "bias", "out"))
@@ -117,6 +118,7 @@ def gemv_bf16(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = Non
         )  # fmt: skip
 
 
+@triton_op
 def gemv_mxfp4(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
     """out(T,N) = x(T,K) @ dequantised(blocks, scales).T + bias; scale byte 0 is 2^-127, 255 is NaN."""
     x, blocks, scales, bias, out = (operands.get(name) for name in ("x", "blocks", "scales", "bias", "out"))
@@ -130,6 +132,7 @@ def gemv_mxfp4(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = No
         )  # fmt: skip
 
 
+@triton_op
 def mlp_gate_up(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
     """out(T,I) = silu(x @ gate.T) * (x @ up.T) in fp32, one rounding."""
     x, gate, up, out = (operands[name] for name in ("x", "gate", "up", "out"))

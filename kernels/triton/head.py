@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from dieplace.kernels.triton.gemv import gemv_bf16
-from dieplace.kernels.triton.launch import on_device_of
+from dieplace.kernels.triton.launch import on_device_of, triton_op
 
 Operands = Mapping[str, torch.Tensor | None]
 
@@ -34,6 +34,7 @@ def _argmax(logits, value, token_out, V, VOCAB, OFFSET, BLOCK: tl.constexpr):
     tl.store(token_out + token, lowest + OFFSET)
 
 
+@triton_op
 def head_argmax(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
     """logits(T,V) fp32, value and token of the largest among the first `vocab`; `offset` is added to the token."""
     x, weight, logits = operands["x"], operands["weight"], operands["logits"]

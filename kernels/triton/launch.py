@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,3 +50,9 @@ def one_device(operands: Mapping[str, torch.Tensor | None]) -> str | None:
         elif tensor.device != first[1]:
             return f"{first[0]} is on {first[1]} and {name} on {tensor.device}: enable peer placement or move one"
     return None
+
+
+def triton_op(function: Callable[..., None]) -> Callable[..., None]:
+    """Mark a host function as an op: operands on two devices are told before any launch, naming both."""
+    function.supports = lambda operands, attrs: one_device(operands)  # type: ignore[attr-defined]
+    return function

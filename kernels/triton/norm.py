@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dieplace.kernels.triton.launch import on_device_of
+from dieplace.kernels.triton.launch import on_device_of, triton_op
 from dieplace.kernels.triton.numbers import narrow, widen
 
 Operands = Mapping[str, torch.Tensor | None]
@@ -55,6 +55,7 @@ def _qk_norm(qkv, q_weight, k_weight, eps, Q_HEADS: tl.constexpr, ROW: tl.conste
     tl.store(qkv + at, narrow(result, tl.bfloat16), mask=inside)
 
 
+@triton_op
 def rmsnorm(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
     """out(T,H) = rmsnorm(x + residual) * weight; `order` says whether the weight comes before or after the cast."""
     x, residual, weight = operands["x"], operands.get("residual"), operands["weight"]
@@ -69,6 +70,7 @@ def rmsnorm(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None)
         )  # fmt: skip
 
 
+@triton_op
 def qk_norm(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
     """Normalise the query and key heads of qkv(T, (HQ+2*HKV)*D) in place, weight after the cast."""
     qkv, q_weight, k_weight = operands["qkv"], operands["q_weight"], operands["k_weight"]

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dieplace.kernels.triton.launch import on_device_of
+from dieplace.kernels.triton.launch import on_device_of, triton_op
 from dieplace.kernels.triton.numbers import narrow, widen
 
 Operands = Mapping[str, torch.Tensor | None]
@@ -48,6 +48,7 @@ def _rope_kv_append(
         tl.store(v_cache + (slot * KV_HEADS + kv_head) * D + lane, result, mask=append)
 
 
+@triton_op
 def rope_kv_append(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
     """Rotate the heads of qkv by the fp32 cos/sin tables; q to q_out, k and v to flat cache slots (-1 skipped)."""
     names = ("qkv", "cos", "sin", "positions", "slots", "q_out", "k_cache", "v_cache")

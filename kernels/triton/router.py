@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dieplace.kernels.triton.launch import on_device_of
+from dieplace.kernels.triton.launch import on_device_of, triton_op
 
 Operands = Mapping[str, torch.Tensor | None]
 
@@ -46,6 +46,7 @@ def _router_topk(
     tl.store(nonfinite, bad)
 
 
+@triton_op
 def router_topk(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
     """The k best of up to 128 logits, lowest index first on ties, NaN last; weights sum to 1 over the chosen."""
     logits, ids, weights, nonfinite = (operands[name] for name in ("logits", "ids", "weights", "nonfinite"))

@@ -6,6 +6,7 @@ Run by hand: python -m pytest tests/device/test_placement_device.py -s -rs
 from __future__ import annotations
 
 import gc
+import json
 import os
 import pickle
 import subprocess
@@ -55,8 +56,34 @@ def pair(machine: Machine, die: Device) -> tuple[Device, Device]:
     return die, others[0]
 
 
+FIGURES: list[dict[str, object]] = []
+
+
 def tell(**figures: object) -> None:
+    """Print figures, and keep them for the file that `--figures` names (see conftest.py)."""
     print("FIGURE", {k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()})
+    FIGURES.append({"test": os.environ["PYTEST_CURRENT_TEST"].split("::")[-1].split(" ")[0], **figures})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def figures_file(machine: Machine, request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    target = request.config.getoption("--figures", default=None)
+    if target is None:
+        return
+    import torch
+
+    found = {
+        "schema": "dieplace/placement-figures/1",
+        "origin": "measured",
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
+        "failed": request.session.testsfailed,
+        "figures": FIGURES,
+    }
+    with open(target, "w") as file:
+        json.dump(found, file, indent=1, allow_nan=False, default=str)
+        file.write("\n")
 
 
 def best_seconds(act: Callable[[], object], times: int = 5) -> float:
@@ -491,13 +518,18 @@ def test_operands_of_another_device_than_the_current_one(machine: Machine, pair:
     import torch
 
     pytest.importorskip("triton", reason="Triton is not installed")
-    from dieplace.kernels.triton.launch import on_device_of, one_device
+    from dieplace.kernels import registry
 
     index = int(pair[1].runtime_index or 0)
-    here, there = torch.ones(4, device="cuda:0"), torch.ones(4, device=f"cuda:{index}")
+    generator = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(shape, generator=generator).bfloat16() for shape in ((1, 2880), (512, 2880)))
+    out = torch.empty(1, 512, device=f"cuda:{index}")
+    operands = {"x": x.to(out.device), "weight": weight.to(out.device), "out": out}
     torch.cuda.set_device(0)
-    with on_device_of(there):
-        assert torch.cuda.current_device() == index
+    assert registry.run("gemv_bf16", operands, backend="triton", strict=True) == "triton"
     assert torch.cuda.current_device() == 0
-    told = str(one_device({"a": here, "b": there}))
-    assert "cuda:0" in told and f"cuda:{index}" in told
+    expected = x.double() @ weight.double().T
+    assert float((out.cpu().double() - expected).abs().max() / expected.abs().max()) < 1e-5
+    with pytest.raises(Unsupported) as told:
+        registry.run("gemv_bf16", {**operands, "weight": weight.to("cuda:0")}, backend="triton", strict=True)
+    assert "cuda:0" in str(told.value) and f"cuda:{index}" in str(told.value)

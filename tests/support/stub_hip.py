@@ -354,7 +354,7 @@ def _function(name: str, parameters: str, shown: str, body: str) -> str:
         f"static err do_{name}({parameters}) {{ {body} }}\n"
         f'err {name}({parameters}) {{ pthread_mutex_lock(&lock); {show} say("{name} %s", line);'
         f' err s = fault("{name}"); {capture} if (!s) s = do_{name}({names});'
-        ' pthread_mutex_unlock(&lock); return s; }\n'
+        " pthread_mutex_unlock(&lock); return s; }\n"
     )
 
 

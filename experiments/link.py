@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dieplace.errors import Unsupported, UsageError
@@ -126,8 +127,8 @@ def run_link(rig: Rig, plan: Plan, progress: Progress, *, now: Callable[[], floa
         arms = dict(case.arms)
         if len(arms) == 1:  # the harness compares: one arm alone stands against itself
             arms["again"] = arms["near"]
-        timing = {} if now is None else {"now": now}
-        found.append((case, measure(arms, plan, **timing) if arms else None))
+        timed = measure if now is None else partial(measure, now=now)
+        found.append((case, timed(arms, plan) if arms else None))
         progress(f"{case.what} {case.directions} {case.nbytes >> 10} KiB by {case.reader}")
     limits = ceilings(found, rig)
     return [point for case, measured in found for point in _points(case, measured, rig, limits)]

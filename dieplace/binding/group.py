@@ -84,9 +84,12 @@ def _start(path: str, command: Sequence[str], job: Job, strict: bool) -> _Child:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
+    # Between fork and exec a signal would run this process's handler in the child and be lost to the program.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     pid = os.fork()
     if pid == 0:
-        _become_child(path, command, job, strict, pipes, parent)
+        _become_child(path, command, job, strict, pipes, parent, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # both sides do it: whoever comes first
     streams = {}
@@ -98,12 +101,19 @@ def _start(path: str, command: Sequence[str], job: Job, strict: bool) -> _Child:
 
 
 def _become_child(
-    path: str, command: Sequence[str], job: Job, strict: bool, pipes: Mapping[int, tuple[int, int]], parent: int
+    path: str,
+    command: Sequence[str],
+    job: Job,
+    strict: bool,
+    pipes: Mapping[int, tuple[int, int]],
+    parent: int,
+    mask: set[signal.Signals],
 ) -> NoReturn:
     code = 125
     try:
         for number in PASSED_ON:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # should dieplace itself be killed
         if os.getppid() != parent:

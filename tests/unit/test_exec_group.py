@@ -7,6 +7,9 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from dieplace.binding.group import Job, run_jobs
 from dieplace.binding.plan import Binding
@@ -55,6 +58,26 @@ def test_the_first_failure_ends_the_rest_and_is_the_answer() -> None:
     assert time.monotonic() - started < 20
     assert code == 86
     assert statuses == {"gpu0/p0": 143, "gpu0/p1": 86, "gpu0/p2": 143, "gpu0/p3": 143}
+
+
+def test_a_signal_between_fork_and_exec_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last child is still on its way to exec when the first has failed."""
+    fork, default, forks = os.fork, signal.signal, []
+
+    def counted() -> int:
+        forks.append(1)
+        return fork()
+
+    def late(number: int, handler: Any) -> Any:
+        if handler is signal.SIG_DFL and len(forks) == 2:
+            time.sleep(0.2)
+        return default(number, handler)
+
+    monkeypatch.setattr(os, "fork", counted)
+    monkeypatch.setattr(signal, "signal", late)
+    started = time.monotonic()
+    code, statuses, _ = _run('[ "$LOCAL_RANK" = 0 ] && exit 86; exec sleep 60', count=2)
+    assert (code, statuses) == (86, {"gpu0/p0": 86, "gpu0/p1": 143}) and time.monotonic() - started < 8
 
 
 def test_a_signal_is_128_and_its_number() -> None:

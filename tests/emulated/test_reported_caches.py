@@ -13,6 +13,7 @@ import pytest
 import torch
 import trial_kernels as trial
 
+from dieplace.codegen import flydsl
 from dieplace.codegen.flydsl import CompileOptions, compile_launcher
 
 _FILL = """
@@ -53,6 +54,7 @@ def run(code: str, *words: str, **environ: str) -> str:
 def test_f13_a_cache_filled_for_gfx942_is_a_miss_for_gfx950(tmp_path: Path) -> None:
     key, arch = run(_FILL, str(tmp_path)).split()
     assert arch == "gfx942" and [p for p in tmp_path.iterdir() if key in p.name]
+    flydsl._process.by_key.clear()  # what earlier tests compiled in this process
     operands = [torch.zeros(300) for _ in range(3)]
     made = compile_launcher(trial.vector_add(), *operands, 300, options=CompileOptions(cache_dir=tmp_path))
     assert not made.from_cache and made.key != key

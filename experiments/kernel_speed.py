@@ -75,10 +75,12 @@ def read_speed(buffers: Sequence[Any]) -> Speed:
     """The streaming read: every byte loaded once with 128-bit loads, one partial sum a program."""
     import torch
 
-    from dieplace.kernels.triton.stream import stream_read
+    from dieplace.probes.triton_stream import read
 
     out = torch.empty(1 << 20, dtype=torch.int32, device="cuda")
-    return timed("streaming read", buffers[0].nbytes, [partial(stream_read, b.view(torch.int32), out) for b in buffers])
+    return timed(
+        "streaming read", buffers[0].nbytes, [partial(read, b.view(torch.int32), out, device=None) for b in buffers]
+    )
 
 
 def gemv_speeds(buffers: Sequence[Any]) -> list[Speed]:

@@ -29,8 +29,8 @@ _TRITON = """
 import json, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from dieplace.kernels.triton import stream
-kernel = stream._stream_read
+from dieplace.probes import triton_stream
+kernel = triton_stream._read
 source = ASTSource(kernel, {"words": "*i32", "out": "*i32", "WORDS": "i32", "BLOCK": "constexpr", "STEPS": "constexpr"},
                    constexprs={"BLOCK": 256, "STEPS": 2})
 def made(arch, warps):

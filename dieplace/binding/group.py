@@ -107,7 +107,7 @@ def _become_child(
     strict: bool,
     pipes: Mapping[int, tuple[int, int]],
     parent: int,
-    mask: set[signal.Signals],
+    mask: set[int | signal.Signals],
 ) -> NoReturn:
     code = 125
     try:

@@ -177,7 +177,26 @@ def _points(case: Case, measured: Measured | None, rig: Rig, limits: Mapping[str
         rate = case.what != "latency"
         quantities = _rates(case, arm, measured, cold, limits) if rate else _hops(case, arm, measured)
         notes = (*(_sanity(case, arm, quantities, rig) if rate and cold else ()), *_drifts(measured.samples[arm]))
-        yield Point(arm, {**quantities, "time_over_near": _ratio(case, arm, measured)}, factors, notes=notes)
+        control = _control(case, measured) if arm == next(iter(case.arms)) else {}
+        ratio = {"time_over_near": _ratio(case, arm, measured)}
+        yield Point(arm, {**quantities, **ratio, **control}, factors, notes=notes)
+
+
+def _control(case: Case, measured: Measured) -> dict[str, Quantity]:
+    """The first arm's second taking in every block, sample by sample: what noise alone looks like."""
+    from dieplace.experiments.harness import CONTROL
+    from dieplace.experiments.statistics import median
+    from dieplace.run import Quantity
+
+    taken = measured.samples[CONTROL]
+    rate = case.what != "latency"
+    samples = tuple(case.counted[next(iter(case.arms))] / ns for ns in taken) if rate else taken
+    if not any(samples):
+        return {}
+    got = median(samples, seed=measured.seed)
+    name, unit = ("control_gb_per_s", "GB/s") if rate else ("control_latency_ns", "ns")
+    method = f"A/A control, {got.method}"
+    return {name: Quantity(unit, "measured", got.value, got.low, got.high, method, samples)}
 
 
 def _unknown(case: Case) -> dict[str, Quantity]:

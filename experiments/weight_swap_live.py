@@ -134,6 +134,7 @@ def quantities(
     arm: str, measured: Measured, *, moved_bytes: float, rates: tuple[float, float], refused: str | None
 ) -> dict[str, Quantity]:
     """Times in us a layer, the ratio to local with its interval, the penalty or why not, and the prediction."""
+    from dieplace.experiments.harness import CONTROL
     from dieplace.experiments.statistics import median as with_interval
     from dieplace.run import Quantity
 
@@ -147,6 +148,10 @@ def quantities(
         "time_over_local": Quantity("x", "measured", ratio.value, ratio.low, ratio.high, kind + ratio.method),
     }
     if arm == first:
+        again = tuple(ns / 1000 for ns in measured.samples[CONTROL])
+        twice = with_interval(again, seed=measured.seed)
+        method = f"A/A control, {twice.method}"
+        found["control_layer_us"] = Quantity("us", "measured", twice.value, twice.low, twice.high, method, again)
         return found
     local = with_interval([ns / 1000 for ns in measured.samples[first]], seed=measured.seed).value
     expected = predicted_us(local, moved_bytes, *rates)

@@ -33,8 +33,8 @@ class Layer:
         return dense + experts * CHOSEN // EXPERTS
 
 
-def make_layer(seed: int) -> Layer:
-    """Operands from a seed; scale bytes keep activations near 1."""
+def make_layer(seed: int, *, context: int = CONTEXT, tokens: int = 1) -> Layer:
+    """Operands from a seed; scale bytes keep activations near 1. `context` tokens are in the cache, `tokens` run."""
     import torch
 
     g = torch.Generator("cuda").manual_seed(seed)
@@ -49,36 +49,37 @@ def make_layer(seed: int) -> Layer:
         return {f"{name}_b": byte(*rows, width // 32, 16), f"{name}_s": byte(*rows, width // 32, low=118, high=120)}
 
     t = {
-        "x": real(1, HIDDEN), "norm1": real(HIDDEN), "norm2": real(HIDDEN), "sinks": real(Q_HEADS),
+        "x": real(tokens, HIDDEN), "norm1": real(HIDDEN), "norm2": real(HIDDEN), "sinks": real(Q_HEADS),
         "router": real(EXPERTS, HIDDEN, scale=0.02), "router_bias": real(EXPERTS), "qkv_bias": real(QKV),
         "o_bias": real(HIDDEN), "up_bias": real(EXPERTS, 2 * INNER), "down_bias": real(EXPERTS, HIDDEN),
-        "k": real(1, CONTEXT, KV_HEADS, HEAD), "v": real(1, CONTEXT, KV_HEADS, HEAD),
+        "k": real(1, context, KV_HEADS, HEAD), "v": real(1, context, KV_HEADS, HEAD),
         **packed("qkv", QKV, width=HIDDEN), **packed("o", HIDDEN, width=Q_HEADS * HEAD),
         **packed("up", EXPERTS, 2 * INNER, width=HIDDEN), **packed("down", EXPERTS, HIDDEN, width=INNER),
     }  # fmt: skip
     return Layer(t)
 
 
-def workspace() -> dict[str, Any]:
-    """Outputs and small operands shared by all layers of one stream."""
+def workspace(*, context: int = CONTEXT, tokens: int = 1, splits: int = SPLITS) -> dict[str, Any]:
+    """Outputs and small operands shared by all layers of one stream; `tokens` are the last of the context."""
     import torch
 
     def new(*shape: int, dtype: Any = torch.bfloat16) -> Any:
-        return torch.empty(shape, dtype=dtype, device="cuda")
+        return torch.empty((tokens, *shape), dtype=dtype, device="cuda")
 
     half = HEAD // 2
-    angle = torch.arange(CONTEXT)[:, None] * 150000.0 ** (-torch.arange(half) / half)
+    angle = torch.arange(context)[:, None] * 150000.0 ** (-torch.arange(half) / half)
+    position = torch.arange(context - tokens, context, dtype=torch.int32).cuda()
     return {
-        "h": new(1, HIDDEN), "r": new(1, HIDDEN), "qkv": new(1, QKV), "q": new(1, Q_HEADS, HEAD), "o": new(1, HIDDEN),
+        "h": new(HIDDEN), "r": new(HIDDEN), "qkv": new(QKV), "q": new(Q_HEADS, HEAD), "o": new(HIDDEN),
         "cos": angle.cos().float().cuda(), "sin": angle.sin().float().cuda(),
-        "position": torch.tensor([CONTEXT - 1], dtype=torch.int32, device="cuda"),
-        "length": torch.tensor([CONTEXT], dtype=torch.int32, device="cuda"),
+        "position": position, "length": position + 1,
         "table": torch.zeros(1, dtype=torch.int32, device="cuda"),
-        "partial": new(1, Q_HEADS, SPLITS, HEAD, dtype=torch.float32),
-        "lse": new(1, Q_HEADS, SPLITS, dtype=torch.float32), "attn": new(1, Q_HEADS, HEAD),
-        "attn_lse": new(1, Q_HEADS, dtype=torch.float32), "logits": new(1, EXPERTS, dtype=torch.float32),
-        "ids": new(1, CHOSEN, dtype=torch.int32), "share": new(1, CHOSEN, dtype=torch.float32),
-        "bad": new(1, dtype=torch.int32), "act": new(1, CHOSEN, INNER), "r2": new(1, HIDDEN), "y": new(1, HIDDEN),
+        "partial": new(Q_HEADS, splits, HEAD, dtype=torch.float32),
+        "lse": new(Q_HEADS, splits, dtype=torch.float32), "attn": new(Q_HEADS, HEAD),
+        "attn_lse": new(Q_HEADS, dtype=torch.float32), "logits": new(EXPERTS, dtype=torch.float32),
+        "ids": new(CHOSEN, dtype=torch.int32), "share": new(CHOSEN, dtype=torch.float32),
+        "bad": torch.empty(1, dtype=torch.int32, device="cuda"), "act": new(CHOSEN, INNER), "r2": new(HIDDEN),
+        "y": new(HIDDEN),
     }  # fmt: skip
 
 
@@ -88,12 +89,12 @@ def triton_stages(layer: Layer, w: dict[str, Any]) -> list[tuple[str, Callable[[
 
     t = layer.t
     q, cache = {"q_heads": Q_HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD}, {"k_cache": t["k"], "v_cache": t["v"]}
-    flat = {name: tensor.view(CONTEXT, KV_HEADS, HEAD) for name, tensor in cache.items()}
+    flat = {name: tensor.view(-1, KV_HEADS, HEAD) for name, tensor in cache.items()}
     norm_attrs = {"eps": EPS, "order": "before_cast"}
     mx = lambda x, name, out: {  # noqa: E731
         "x": x, "blocks": t[f"{name}_b"], "scales": t[f"{name}_s"], "bias": t[f"{name}_bias"], "out": out
     }  # fmt: skip
-    attn_attrs = {"scale": HEAD**-0.5, "window": 0, "splits": SPLITS}
+    attn_attrs = {"scale": HEAD**-0.5, "window": 0, "splits": w["partial"].shape[2]}
     split = {"q": w["q"], **cache, "page_table": w["table"], "lengths": w["length"], "partial": w["partial"]}
     rope_operands = {
         "qkv": w["qkv"], "cos": w["cos"], "sin": w["sin"], "positions": w["position"], "slots": w["position"],
@@ -118,7 +119,7 @@ def triton_stages(layer: Layer, w: dict[str, Any]) -> list[tuple[str, Callable[[
         ("rope", lambda: rope.rope_kv_append(rope_operands, q)),
         ("attention", lambda: attention.attention_split({**split, "partial_lse": w["lse"]}, attn_attrs)),
         ("merge", lambda: attention.attention_merge(merge, {})),
-        ("o_proj", lambda: gemv.gemv_mxfp4(mx(w["attn"].view(1, -1), "o", w["o"]), {})),
+        ("o_proj", lambda: gemv.gemv_mxfp4(mx(w["attn"].flatten(1), "o", w["o"]), {})),
         ("norm2", lambda: norm.rmsnorm(second, norm_attrs)),
         ("router", lambda: gemv.gemv_bf16(logits, {})),
         ("topk", lambda: router.router_topk(top, {})),

@@ -178,6 +178,11 @@ def load_runs(names: Sequence[str]) -> tuple[Run, ...]:
     from dieplace.experiments.run_shape import check_shape
     from dieplace.run import Run
 
+    return _in_block_order([check_shape(Run.load(path), str(path)) for path in run_paths(names)])
+
+
+def run_paths(names: Sequence[str]) -> list[Path]:
+    """The files that names stand for: themselves, and for a folder its `*.json` in order of name."""
     paths: list[Path] = []
     for name in names:
         path = Path(name)
@@ -185,7 +190,7 @@ def load_runs(names: Sequence[str]) -> tuple[Run, ...]:
         if not inside:
             raise UsageError(f"there is no run file in the folder {name}", hint="run files end in .json")
         paths += inside
-    return _in_block_order([check_shape(Run.load(path), str(path)) for path in paths])
+    return paths
 
 
 def _one_run(name: str) -> Run:

@@ -2,32 +2,80 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from dieplace.cli.table import Column, Table
 from dieplace.cli.topology import METRICS
 from dieplace.errors import UsageError
 from dieplace.machine import Device, Domain, Figure, Machine
 
+if TYPE_CHECKING:
+    from dieplace.experiments.link_matrix import LinkCell
+    from dieplace.run import Run
+
 WIDTH = 80
 DISTANCE_LEGEND = "0 its own memory, 1 other memory of its card, 2 another card, 3 the host. Classes, not latencies."
 SPREAD = "0* its own memory, spread over several dies: part of every read crosses to another die"
 
 
-def matrix_values(found: Machine, metric: str, run_file: str | None = None) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class LinkRun:
+    """A `link` run, the file it came from, its cells of one metric by (device, domain), and what to say of them."""
+
+    run: Run
+    where: str
+    cells: dict[tuple[str, str], LinkCell]
+    notes: tuple[str, ...]
+
+
+def link_run(name: str, metric: str) -> LinkRun:
+    """The run that `--from` names, a file or a folder with one link run; UsageError where it has nothing to say."""
+    from dieplace.cli.bench import load_runs, run_paths
+    from dieplace.experiments.link_matrix import METRICS as MEASURED
+    from dieplace.experiments.link_matrix import cells, one_link_run
+
+    if metric not in MEASURED:
+        raise UsageError("a distance is not measured", hint="--from goes with -m latency or -m bandwidth")
+    loaded = [(load_runs([str(path)])[0], str(path)) for path in run_paths([name])]
+    run = one_link_run([one for one, _ in loaded], name)
+    where = next(path for one, path in loaded if one is run)
+    found = cells(run, metric)
+    if not found:
+        raise UsageError(f"{where} holds no {metric} of memory", hint="take one with: dieplace bench run link")
+    return LinkRun(run, where, {(cell.reader, cell.home): cell for cell in found}, _notes(run, found, where))
+
+
+def _notes(run: Run, found: tuple[LinkCell, ...], where: str) -> tuple[str, ...]:
+    sets = sorted({cell.working_set_bytes for cell in found})
+    sizes = " and ".join(f"{size >> 20:,} MiB" for size in sets)
+    halves = [
+        (c.quantity.high - c.quantity.low) / 2 / c.quantity.value
+        for c in found
+        if c.quantity.value and c.quantity.low is not None and c.quantity.high is not None
+    ]
+    spread = f", 95 % intervals within {max(halves):.1%}" if halves else ""
+    return (
+        f"{run.origin} by {where} on {run.created[:10]}: medians over {sizes}, cold{spread}",
+        *run.notes,
+    )
+
+
+def matrix_values(found: Machine, metric: str, taken: LinkRun | None = None) -> list[dict[str, Any]]:
     """One cell a (device, domain) pair: value or None with a why, and its origin."""
-    measured = _measured(run_file, metric) if run_file else {}
     cells = []
     for device in found.devices:
         by_target = {link.target: link for link in found.links if link.initiator == device.id}
         for domain in found.domains:
             cell: dict[str, Any] = {"initiator": device.id, "target": domain.id}
-            if (device.id, domain.id) in measured:
-                figure = Figure(measured[device.id, domain.id], "measured", run_file or "")
+            taken_here = taken.cells.get((device.id, domain.id)) if taken else None
+            if taken and taken_here:
+                quantity = taken_here.quantity
+                figure = Figure(quantity.value, quantity.origin, taken.where)
+                cell |= {"low": quantity.low, "high": quantity.high}
+                cell["working_set_bytes"] = taken_here.working_set_bytes
             elif metric == "distance":
                 figure = Figure(float(_distance(device, domain)), "reported", "topology")
                 cell["spread"] = domain.id == device.domain and not device.local_guaranteed
@@ -64,7 +112,9 @@ def _reported(found: Machine, device: Device, domain: Domain, links: dict[str, A
     return known[0] if known else figures[0]
 
 
-def matrix_tables(found: Machine, metric: str, values: list[dict[str, Any]]) -> Iterator[Table | str]:
+def matrix_tables(
+    found: Machine, metric: str, values: list[dict[str, Any]], taken: LinkRun | None = None
+) -> Iterator[Table | str]:
     """The cells as one or more tables of at most 80 columns, with a legend."""
     origins = sorted({cell["origin"] for cell in values if cell["value"] is not None})
     unit = "" if metric == "distance" else f" ({METRICS[metric]})"
@@ -75,7 +125,8 @@ def matrix_tables(found: Machine, metric: str, values: list[dict[str, Any]]) -> 
         yield from _reasons(values)
         return
     targets = [domain.id for domain in found.domains]
-    shown = {(c["initiator"], c["target"]): _cell(c, metric) for c in values}
+    mixed = len(origins) > 1 and metric != "distance"
+    shown = {(c["initiator"], c["target"]): _cell(c, metric, mixed=mixed) for c in values}
     first = max((len(device.id) for device in found.devices), default=6)
     wide = max([2, *(len(text) for text in shown.values())])
     step = max(1, (WIDTH - first) // (wide + 2))
@@ -86,6 +137,10 @@ def matrix_tables(found: Machine, metric: str, values: list[dict[str, Any]]) -> 
         rows = [{"id": d.id, **{t: shown.get((d.id, t)) for t in chosen}} for d in found.devices]
         yield Table(columns, rows)
     yield "columns: " + _numbered(targets)
+    if mixed:
+        yield textwrap.fill("r  reported by the driver; the others are the run's", WIDTH)
+    for note in taken.notes if taken else ():
+        yield textwrap.fill(note, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     if metric == "distance":
         yield textwrap.fill(DISTANCE_LEGEND, WIDTH)
         if any(cell.get("spread") for cell in values):
@@ -111,34 +166,17 @@ def _numbered(targets: list[str]) -> str:
     return ("\n" + " " * 9).join([*lines, line])
 
 
-def _cell(cell: dict[str, Any], metric: str) -> str:
+def _cell(cell: dict[str, Any], metric: str, *, mixed: bool) -> str:
     value = cell["value"]
     if value is None:
         return "-"
     if metric == "distance":
         return f"{value}*" if cell.get("spread") else f"{value}"
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+    mark = ("r" if cell["origin"] == "reported" else " ") if mixed else ""
+    return (f"{value:.0f}" if value >= 100 else f"{value:.1f}") + mark
 
 
 def value_table(values: list[dict[str, Any]]) -> Table:
     """The cells as one long table, for CSV."""
-    return Table([Column(k, k) for k in ("initiator", "target", "value", "origin", "from", "value_why")], values)
-
-
-def _measured(run_file: str, metric: str) -> dict[tuple[str, str], float]:
-    """Cells of a `link` run: points with factors `initiator` and `target` and this metric's value."""
-    key = {"latency": "latency_ns", "bandwidth": "bandwidth_gb_per_s"}.get(metric)
-    if key is None:
-        raise UsageError("a distance is not measured", hint="--from goes with -m latency or -m bandwidth")
-    try:
-        run = json.loads(Path(run_file).read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the run file {run_file!r}: {error}") from error
-    cells = run.get("link_matrix") if isinstance(run, dict) else None
-    found: dict[tuple[str, str], float] = {}
-    for cell in cells if isinstance(cells, list) else []:
-        if isinstance(cell, dict) and isinstance(cell.get(key), (int, float)):
-            found[str(cell.get("initiator")), str(cell.get("target"))] = float(cell[key])
-    if not found:
-        raise UsageError(f"{run_file!r} holds no {metric} of links", hint="take one with: dieplace bench run link")
-    return found
+    keys = ("initiator", "target", "value", "low", "high", "origin", "from", "value_why")
+    return Table([Column(key, key) for key in keys], values)

@@ -11,8 +11,10 @@ import click
 from dieplace.cli import render
 from dieplace.cli.options import DRAWINGS, FORMATS, machine, settings
 from dieplace.cli.table import Column, Table
+from dieplace.errors import NoBackend
 
 if TYPE_CHECKING:
+    from dieplace.cli.matrix import LinkRun
     from dieplace.machine import Card, Device, Domain, Machine
 
 METRICS = {"latency": "ns", "bandwidth": "GB/s", "distance": "class"}
@@ -165,10 +167,10 @@ def topo(ctx: click.Context, matrix: str | None, run_file: str | None, output: s
         settings(ctx).output = output
     if run_file and matrix is None:
         raise click.UsageError("--from needs -m latency or -m bandwidth")
-    found = machine(ctx)
     if matrix is not None:
-        _matrix(ctx, found, matrix, run_file)
+        _matrix(ctx, matrix, run_file)
         return
+    found = machine(ctx)
     from dieplace.cli.drawing import draw
 
     payload = {key: value for key, value in found.to_json().items() if key not in ("schema", "source")}
@@ -183,19 +185,42 @@ def topo(ctx: click.Context, matrix: str | None, run_file: str | None, output: s
     )
 
 
-def _matrix(ctx: click.Context, found: Machine, metric: str, run_file: str | None) -> None:
-    from dieplace.cli.matrix import matrix_tables, matrix_values, value_table
+def _matrix(ctx: click.Context, metric: str, run_file: str | None) -> None:
+    from dieplace.cli.matrix import link_run, matrix_tables, matrix_values, value_table
 
-    values = matrix_values(found, metric, run_file)
-    payload = {"metric": metric, "unit": METRICS[metric], "direction": "row reads from column", "cells": values}
+    taken = link_run(run_file, metric) if run_file else None
+    found = _machine_of(ctx, taken) if taken else machine(ctx)
+    values = matrix_values(found, metric, taken)
+    payload: dict[str, Any] = {
+        "metric": metric,
+        "unit": METRICS[metric],
+        "direction": "row reads from column",
+        "cells": values,
+    }
+    if taken:
+        payload |= {"run": taken.where, "notes": list(taken.notes)}
     render.answer(
         ctx,
         "topo-matrix/1",
         payload,
         source=found.source,
-        table=lambda: matrix_tables(found, metric, values),
+        table=lambda: matrix_tables(found, metric, values, taken),
         csv_table=lambda: [value_table(values)],
     )
+
+
+def _machine_of(ctx: click.Context, taken: LinkRun) -> Machine:
+    """The node at hand, which must be the run's own; where there is no accelerator here, the one the run recorded."""
+    from dieplace.experiments.link_matrix import machine_of, require_same_machine
+
+    try:
+        found = machine(ctx)
+    except NoBackend:
+        if settings(ctx).backend is not None:
+            raise
+        return machine_of(taken.run)
+    require_same_machine(taken.run, found, taken.where)
+    return found
 
 
 def _tree(found: Machine) -> Iterator[str]:

@@ -7,7 +7,7 @@ UsageError with the place, never met later as a TypeError.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import MISSING, fields
 from types import NoneType
 from typing import Any
@@ -84,6 +84,7 @@ def _build(kind: Any, item: Any, where: str) -> Any:
     if not isinstance(item, dict):
         raise UsageError(f"not a complete machine file: {where} is no object")
     known = {field.name: field for field in fields(kind)}
+    item = _whys_inside(item, known)
     strange = sorted(set(item) - set(known))
     if strange:
         raise UsageError(f"not a sound machine file: {where} has an unknown key {strange[0]!r}")
@@ -101,6 +102,15 @@ def _build(kind: Any, item: Any, where: str) -> Any:
     if pattern is not None and not pattern.fullmatch(values["id"]):
         raise UsageError(f"not a sound machine file: {where}.id is {values['id']!r:.60}")
     return kind(**values)
+
+
+def _whys_inside(item: dict[str, Any], known: Container[str]) -> dict[str, Any]:
+    """A `KEY_why` beside a known key goes into `whys`: run files leave serial numbers out and say so in that way."""
+    told = {key[: -len("_why")]: key for key in item if key.endswith("_why") and key[: -len("_why")] in known}
+    if not told or not isinstance(item.get("whys", {}), dict):
+        return item
+    rest = {key: value for key, value in item.items() if key not in told.values()}
+    return {**rest, "whys": {**item.get("whys", {}), **{name: item[key] for name, key in told.items()}}}
 
 
 def _fits(value: Any, annotation: str) -> bool:

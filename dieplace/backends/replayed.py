@@ -1,4 +1,4 @@
-"""A node seen through a file: a saved machine, a recording (`dieplace env --record`), or a folder tree.
+"""A node seen through a file: a saved machine, a run, a recording (`dieplace env --record`), or a folder tree.
 
 Used only when named. The answers are those of the recorded node; nothing can be acted on.
 """
@@ -17,6 +17,7 @@ from dieplace.errors import UsageError
 from dieplace.machine import SCHEMA as MACHINE_SCHEMA
 from dieplace.machine import Machine
 from dieplace.recording import RecordedSysfs, load_recording
+from dieplace.run import SCHEMA as RUN_SCHEMA
 from dieplace.sysfs import Sysfs
 
 LIMIT_BYTES = 256 << 20  # a CPX node with all links is about 2 MB; beyond this it is no recording
@@ -51,6 +52,8 @@ class ReplayedBackend:
         if self.path.is_dir():
             return self._through(Sysfs(self.path), self.environ or {}, links)
         data = read_json(self.path)
+        if isinstance(data, dict) and data.get("schema") == RUN_SCHEMA:
+            data = data.get("machine")  # a run file holds the machine that it was taken on
         if isinstance(data, dict) and data.get("schema") == MACHINE_SCHEMA:
             return replace(Machine.from_json(data), backend=self.name)
         recording = load_recording(data, str(self.path))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
-import os
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dieplace.cli import render
+from dieplace.cli.bench_files import load_runs, new_folder, one_run
 from dieplace.cli.bench_tables import live_parts, one_decimal, tables
 from dieplace.cli.options import BACKENDS, settings
 from dieplace.cli.table import Column, Table
-from dieplace.errors import UsageError
 
 if TYPE_CHECKING:
+    from dieplace.experiments.registry import Experiment, Options
     from dieplace.run import Run
 
 
@@ -75,6 +75,12 @@ def list_experiments(ctx: click.Context) -> None:
     help="What a step reads: from the model's sizes, or counted by running the kernels on the emulator.",
 )
 @click.option("--arms", default="", metavar="A,B", help="Arms to compare.  [default: the experiment's own]")
+@click.option(
+    "--allow-unvalidated", is_flag=True, help="Take modes too that the driver offers and AMD does not list (mode)."
+)
+@click.option(
+    "-y", "--yes", is_flag=True, help="Do not ask before switching modes. Skips the question, never the checks."
+)
 @click.option("--label", default="", help="A line of your own, kept in the run.")
 @click.option(
     "--out", metavar="DIR", help="Folder for runs and report.  [default: dieplace-runs/NAME-TIME in this folder]"
@@ -89,6 +95,8 @@ def run_experiment(
     shards: int,
     bytes_from: str,
     arms: str,
+    allow_unvalidated: bool,
+    yes: bool,
     label: str,
     out: str | None,
 ) -> None:
@@ -98,18 +106,22 @@ def run_experiment(
     experiment = registry.get(name)
     backend = _backend_name(ctx)
     options = registry.Options(
-        model, precision, context, shards, tuple(a.strip() for a in arms.split(",") if a.strip()), label, bytes_from
-    )
+        model, precision, context, shards, tuple(a.strip() for a in arms.split(",") if a.strip()), label, bytes_from,
+        allow_unvalidated=allow_unvalidated,
+    )  # fmt: skip
+    options = replace(options, consent=_agreed(ctx, experiment, backend, options, yes=yes))
     if bytes_from == "counted":
         render.say(ctx, "counting bytes by running the kernels on the emulator: a minute or more unless cached")
-    folder = _new_folder(name, out)
+    folder = new_folder(name, out)
     # Counting adds a step for each stage that has to be run again: how many is not known before.
     with render.progress(ctx, name, None if bytes_from == "counted" else experiment.steps) as step:
         runs, paths = [], []
         # Each is saved as soon as it is there: Ctrl-C and a reader of stdout that goes away must not lose the work.
-        for run in experiment.run(backend, options, step):
-            runs.append(run)
-            paths.append(run.save(folder / f"{run.block}.json"))
+        # Closed at once, whatever happens: an experiment that switched modes restores them in its own `finally`.
+        with closing(experiment.run(backend, options, step)) as taken:
+            for run in taken:
+                runs.append(run)
+                paths.append(run.save(folder / f"{run.block}.json"))
     page = report.write(runs, folder / "report.html")
     files = {"folder": str(folder), "runs": [str(path) for path in paths], "report": str(page)}
     _show(ctx, "bench-run/1", runs, files)
@@ -152,7 +164,7 @@ def compare(ctx: click.Context, base: str, run: str, allow: tuple[str, ...], fai
     """RUN against BASE, arm by arm; refuses runs whose conditions differ."""
     from dieplace.experiments.comparing import compare_runs
 
-    found = compare_runs(_one_run(base), _one_run(run), allow=allow, fail_on_percent=fail_on)
+    found = compare_runs(one_run(base), one_run(run), allow=allow, fail_on_percent=fail_on)
 
     def table() -> list[Table | str]:
         differing = [f"{d['key']}: {d['base']} -> {d['run']}" for d in found.differing]
@@ -173,45 +185,6 @@ def compare(ctx: click.Context, base: str, run: str, allow: tuple[str, ...], fai
         ctx.exit(1)
 
 
-def load_runs(names: Sequence[str]) -> tuple[Run, ...]:
-    """Run files by name; a folder stands for its `*.json` in order of name."""
-    from dieplace.experiments.run_shape import check_shape
-    from dieplace.run import Run
-
-    return _in_block_order([check_shape(Run.load(path), str(path)) for path in run_paths(names)])
-
-
-def run_paths(names: Sequence[str]) -> list[Path]:
-    """The files that names stand for: themselves, and for a folder its `*.json` in order of name."""
-    paths: list[Path] = []
-    for name in names:
-        path = Path(name)
-        inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
-        if not inside:
-            raise UsageError(f"there is no run file in the folder {name}", hint="run files end in .json")
-        paths += inside
-    return paths
-
-
-def _one_run(name: str) -> Run:
-    found = load_runs([name])
-    if len(found) > 1:
-        blocks = ", ".join(run.block for run in found)
-        raise UsageError(f"{name} holds {len(found)} runs ({blocks}): one is compared with one", hint="name a run file")
-    return found[0]
-
-
-def _in_block_order(runs: Sequence[Run]) -> tuple[Run, ...]:
-    from dieplace.experiments import registry
-
-    def place(run: Run) -> int:
-        known = run.experiment in registry.experiment_names()
-        blocks = registry.get(run.experiment).blocks if known else ()
-        return blocks.index(run.block) if run.block in blocks else len(blocks)
-
-    return tuple(sorted(runs, key=place))
-
-
 def _backend_name(ctx: click.Context) -> str:
     named = settings(ctx).backend
     if named:
@@ -221,29 +194,14 @@ def _backend_name(ctx: click.Context) -> str:
     return open_backend().name
 
 
-def _new_folder(name: str, out: str | None) -> Path:
-    try:
-        folder = _own_folder(name) if out is None else Path(out)
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot make the folder {out or 'dieplace-runs'}: {error.strerror}", hint="name another with --out"
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"the folder {folder} cannot be written", hint="name another with --out")
-    return folder
-
-
-def _own_folder(name: str) -> Path:
-    """A new folder named after the time: two runs that start in one second (exec --per-device) get two."""
-    stem = Path("dieplace-runs") / f"{name}-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}"
-    for number in range(2, 1000):
-        try:
-            stem.mkdir(parents=True)
-            return stem
-        except FileExistsError:
-            stem = stem.with_name(f"{stem.name.partition('_')[0]}_{number}")
-    return stem
+def _agreed(ctx: click.Context, experiment: Experiment, backend: str, options: Options, *, yes: bool) -> bool:
+    """Whether the person agrees to the partition switches of an experiment; True where it makes none."""
+    lines = experiment.switches(backend, options) if experiment.switches is not None else ()
+    for line in lines:
+        render.say(ctx, line) if yes else render.note(line)
+    if lines:
+        render.confirm(ctx, f"Switch through these modes for {experiment.name}, and back?", yes=yes)
+    return True
 
 
 def _show(ctx: click.Context, schema: str, runs: Sequence[Run], files: dict[str, Any], *, whole: bool = False) -> None:

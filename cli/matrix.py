@@ -33,7 +33,7 @@ class LinkRun:
 
 def link_run(name: str, metric: str) -> LinkRun:
     """The run that `--from` names, a file or a folder with one link run; UsageError where it has nothing to say."""
-    from dieplace.cli.bench import load_runs, run_paths
+    from dieplace.cli.bench_files import load_runs, run_paths
     from dieplace.experiments.link_matrix import METRICS as MEASURED
     from dieplace.experiments.link_matrix import cells, one_link_run
 

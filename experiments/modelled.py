@@ -98,29 +98,42 @@ def timed_workloads(
 def run_block(
     experiment: str, block: str, mode: str, specs: Sequence[Spec], options: Options, progress: Progress
 ) -> Run:
-    """One block on a private node in `mode`: every spec placed, audited before and after, and timed.
+    """One block on a private node in `mode`: every spec placed, audited before and after, and timed."""
+    with private_node(mode) as machine:
+        progress(f"{mode}: a private emulated node")
+        return block_on(machine, experiment, block, mode, specs, options, progress)
+
+
+def block_on(
+    machine: Machine,
+    experiment: str,
+    block: str,
+    mode: str,
+    specs: Sequence[Spec],
+    options: Options,
+    progress: Progress,
+) -> Run:
+    """One block on a node that is in `mode`.
 
     Where memory spans both dies (NPS1) there is no far side to move to: specs that move anything are left out.
     """
     workloads = [spec.workload or workload_of(options) for spec in specs]
     timed = timed_workloads(workloads, options, progress)
-    with private_node(mode) as machine:
-        progress(f"{mode}: a private emulated node")
-        movable = all(device.local_guaranteed for device in machine.devices_of(CARD))
-        points: list[Point] = []
-        held: dict[_Key, Buffer] = {}
-        placed: Workload | None = None
-        for spec, workload, as_timed in zip(specs, workloads, timed, strict=True):
-            if not movable and any(spec.peer_share.values()):
-                continue
-            if placed != workload:
-                held, placed = _place(machine, workload, options, held), workload
-                progress(f"{mode}: {sum(b.nbytes for b in held.values()) / 1e9:.1f} GB placed on {CARD}")
-            points.append(_point(machine, as_timed, tuple(held.values()), spec, movable))
-            progress(f"{mode}: {spec.arm} audited and timed")
-        for buffer in held.values():
-            buffer.free()
-        return as_run(experiment, block, mode, machine, (workloads[0], timed[0]), options, tuple(points), movable)
+    movable = all(device.local_guaranteed for device in machine.devices_of(CARD))
+    points: list[Point] = []
+    held: dict[_Key, Buffer] = {}
+    placed: Workload | None = None
+    for spec, workload, as_timed in zip(specs, workloads, timed, strict=True):
+        if not movable and any(spec.peer_share.values()):
+            continue
+        if placed != workload:
+            held, placed = _place(machine, workload, options, held), workload
+            progress(f"{mode}: {sum(b.nbytes for b in held.values()) / 1e9:.1f} GB placed on {CARD}")
+        points.append(_point(machine, as_timed, tuple(held.values()), spec, movable))
+        progress(f"{mode}: {spec.arm} audited and timed")
+    for buffer in held.values():
+        buffer.free()
+    return as_run(experiment, block, mode, machine, (workloads[0], timed[0]), options, tuple(points), movable)
 
 
 def _place(machine: Machine, workload: Workload, options: Options, held: Mapping[_Key, Buffer]) -> dict[_Key, Buffer]:

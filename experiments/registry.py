@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dieplace.errors import UsageError
@@ -16,12 +17,21 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class Watch:
+    """How the caller of a live run follows it: where unfinished work is kept (None: nowhere), who hears of blocks."""
+
+    folder: Path | None = None
+    tell: Progress = lambda text: None
+
+
+@dataclass(frozen=True)
 class Options:
     """What a caller chooses; an experiment refuses what it has no use for.
 
     `arms` empty means the experiment's own default. `shards`: 2 is tensor-parallel halves on both dies. `bytes_from`:
     `shapes` computes what a step reads from the model's sizes, `counted` counts it by running the FlyDSL kernels' ISA
-    on the emulator.
+    on the emulator. `allow_unvalidated`: blocks may be in modes that AMD does not list. `consent`: the person at the
+    command agreed to the switches that `Experiment.switches` told of.
     """
 
     model: str = "gpt-oss-120b"
@@ -31,6 +41,9 @@ class Options:
     arms: tuple[str, ...] = ()
     label: str = ""
     bytes_from: str = "shapes"
+    allow_unvalidated: bool = False
+    consent: bool = False
+    watch: Watch = field(default=Watch(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         twice = next((arm for index, arm in enumerate(self.arms) if arm in self.arms[:index]), None)
@@ -42,8 +55,10 @@ class Options:
 class Experiment:
     """One ablation. `cannot(backend)` is None where it can run, else one sentence why not.
 
-    `run(backend, options, progress)` gives one Run a block as each is done. `steps` is how often it calls progress;
-    counting bytes on the emulator calls it more often, for each stage that it runs.
+    `run(backend, options, progress)` gives one Run a block as each is done. `steps` is how often it calls progress,
+    `live_steps` where it runs on devices;
+    counting bytes on the emulator calls it more often, for each stage that it runs. `switches(backend, options)` gives
+    the lines of the partition plans that it would carry out on the real node: to be shown and agreed to before.
     """
 
     name: str
@@ -52,8 +67,10 @@ class Experiment:
     run: Callable[[str, Options, Progress], Iterator[Run]]
     cannot: Callable[[str], str | None]
     steps: int = 0
+    live_steps: int = 0
     blocks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    switches: Callable[[str, Options], Sequence[str]] | None = None
 
 
 # One module an experiment, imported when it is asked for: listing names costs nothing.
@@ -64,6 +81,7 @@ _MODULES = {
     "context": "dieplace.experiments.context",
     "verify": "dieplace.experiments.verify",
     "cache-type": "dieplace.experiments.cache_type",
+    "mode": "dieplace.experiments.mode",
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dieplace.cli import bench
+from dieplace.cli import bench_files
 from dieplace.cli import main as frame
 from dieplace.experiments import link, live_tables, report
 from dieplace.experiments.harness import Plan
@@ -155,5 +155,5 @@ def test_refuses_other_backends_with_the_reason(tmp_path: Path, capsys: Any) -> 
 def test_two_runs_that_start_in_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """exec --per-device starts one run for each GPU at once: none may write over another's report."""
     monkeypatch.chdir(tmp_path)
-    found = {bench._own_folder("link") for _ in range(5)}
+    found = {bench_files.own_folder("link") for _ in range(5)}
     assert len(found) == 5 and all(folder.is_dir() for folder in found)

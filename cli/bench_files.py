@@ -1,0 +1,80 @@
+"""Run files by name, and the folder that a new run is written to."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dieplace.errors import UsageError
+
+if TYPE_CHECKING:
+    from dieplace.run import Run
+
+
+def load_runs(names: Sequence[str]) -> tuple[Run, ...]:
+    """Run files by name; a folder stands for its `*.json` in order of name."""
+    from dieplace.experiments.run_shape import check_shape
+    from dieplace.run import Run
+
+    return _in_block_order([check_shape(Run.load(path), str(path)) for path in run_paths(names)])
+
+
+def run_paths(names: Sequence[str]) -> list[Path]:
+    """The files that names stand for: themselves, and for a folder its `*.json` in order of name."""
+    paths: list[Path] = []
+    for name in names:
+        path = Path(name)
+        inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not inside:
+            raise UsageError(f"there is no run file in the folder {name}", hint="run files end in .json")
+        paths += inside
+    return paths
+
+
+def one_run(name: str) -> Run:
+    """The one run that a name stands for; UsageError where a folder holds several."""
+    found = load_runs([name])
+    if len(found) > 1:
+        blocks = ", ".join(run.block for run in found)
+        raise UsageError(f"{name} holds {len(found)} runs ({blocks}): one is compared with one", hint="name a run file")
+    return found[0]
+
+
+def _in_block_order(runs: Sequence[Run]) -> tuple[Run, ...]:
+    from dieplace.experiments import registry
+
+    def place(run: Run) -> int:
+        known = run.experiment in registry.experiment_names()
+        blocks = registry.get(run.experiment).blocks if known else ()
+        return blocks.index(run.block) if run.block in blocks else len(blocks)
+
+    return tuple(sorted(runs, key=place))
+
+
+def new_folder(name: str, out: str | None) -> Path:
+    """The folder for runs and report: the one named, else a new one in `dieplace-runs`; UsageError unless writable."""
+    try:
+        folder = own_folder(name) if out is None else Path(out)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make the folder {out or 'dieplace-runs'}: {error.strerror}", hint="name another with --out"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"the folder {folder} cannot be written", hint="name another with --out")
+    return folder
+
+
+def own_folder(name: str) -> Path:
+    """A new folder named after the time: two runs that start in one second (exec --per-device) get two."""
+    stem = Path("dieplace-runs") / f"{name}-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}"
+    for number in range(2, 1000):
+        try:
+            stem.mkdir(parents=True)
+            return stem
+        except FileExistsError:
+            stem = stem.with_name(f"{stem.name.partition('_')[0]}_{number}")
+    return stem

@@ -61,6 +61,17 @@ def collect() -> Iterator[list[HostLaunch]]:
         raise first
 
 
+def note(launch: HostLaunch) -> None:
+    """Note a launch that other host code than FlyDSL's asked for; KernelFault where nobody collects."""
+    notes = _notes.get()
+    if notes is None:
+        raise KernelFault(
+            f"{launch.resources.name} was launched with no emulated device",
+            hint="launch through dieplace.emulator.execution.run",
+        )
+    notes.append(launch)
+
+
 def _load(text: int, *_: int) -> int:
     handle = next(_numbers)
     _modules[handle] = ctypes.string_at(text).decode()
@@ -100,13 +111,7 @@ def _launch(
         resources = _resources(isa, name)
         grid, block = (gx, gy, gz), (bx, by, bz)
         kernarg = argument_block(resources, grid, block, params)
-        notes = _notes.get()
-        if notes is None:
-            raise KernelFault(
-                f"{name} was launched with no emulated device",
-                hint="launch through dieplace.emulator.execution.run",
-            )
-        notes.append(HostLaunch(isa, resources, grid, block, lds, kernarg, stream or 0))
+        note(HostLaunch(isa, resources, grid, block, lds, kernarg, stream or 0))
     except BaseException as error:  # C is above us: kept, and raised again by `collect`
         _failures.append(error)
 

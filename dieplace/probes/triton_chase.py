@@ -1,8 +1,9 @@
-"""Dependent loads on NVIDIA: a pointer chase over a buffer of its own, and a walk over any buffer without changing it.
+"""Dependent loads in Triton: a pointer chase over a buffer of its own, and a walk over any buffer without changing it.
 
-Both read the SM's cycle counter and the global nanosecond timer around loads that wait for one another (PTX ISA,
-special registers %clock64 and %globaltimer). Under Triton's interpreter there are no clocks: ticks come out as 0, and
-what is left is the order of the loads, which tests check.
+Both read a cycle counter and a constant-rate clock around loads that wait for one another. On NVIDIA these are %clock64
+and %globaltimer (PTX ISA, special registers); on AMD s_memtime and s_memrealtime, whose answers arrive like those of
+scalar loads and are waited for with lgkmcnt(0) (LLVM AMDGPUUsage, memory model). Under Triton's interpreter there are
+no clocks: ticks come out as 0, and what is left is the order of the loads, which tests check.
 """
 
 from __future__ import annotations
@@ -13,17 +14,29 @@ import torch
 import triton
 import triton.language as tl
 from triton import knobs
+from triton.runtime.driver import driver
 
 LINE_BYTES = 128  # what one miss brings; every hop goes to another line
 LINE_WORDS: tl.constexpr = tl.constexpr(LINE_BYTES // 4)
 OUT_FIELDS = ("index", "cycles", "nanoseconds")
-HAS_CLOCKS = not knobs.runtime.interpret and torch.version.hip is None
+NO_CLOCKS, PTX, GFX9 = 0, 1, 2  # what `CLOCKS` of the kernels may be
+_PTX, _GFX9 = tl.constexpr(PTX), tl.constexpr(GFX9)
+# s_memrealtime counts at 100 MHz on MI200 and MI300 (HIP programming guide, wall_clock64 and its rate attribute); no
+# public source gives the rate of an MI355X, so runs compare it with the device's own events (`rate_error`).
+NS_A_REALTIME_TICK: tl.constexpr = tl.constexpr(10)
+
+
+def clock_kind() -> int:
+    """Which clocks the kernels read on the target that Triton compiles for now."""
+    if knobs.runtime.interpret:
+        return NO_CLOCKS
+    return GFX9 if driver.active.get_current_target().backend == "hip" else PTX
 
 
 @triton.jit
 def _ticks(value, CLOCKS: tl.constexpr):
     """Cycles, ns and `value` itself: the clocks are read when `value` is there, and what uses it comes after them."""
-    if CLOCKS:
+    if CLOCKS == _PTX:
         return tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.eq.s32 p, $3, -2147483648; @p trap; mov.u64 $0, %clock64;"
             " mov.u64 $1, %globaltimer; mov.b32 $2, $3; }",
@@ -33,6 +46,17 @@ def _ticks(value, CLOCKS: tl.constexpr):
             is_pure=False,
             pack=1,
         )
+    elif CLOCKS == _GFX9:
+        # One block with its waits: loads before it are done, and both clocks have answered before anything after it.
+        cycles, ticks, value = tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)\n s_memtime $0\n s_memrealtime $1\n s_waitcnt lgkmcnt(0)\n v_mov_b32 $2, $3",
+            "=&s,=&s,=&v,v",
+            [value],
+            dtype=(tl.int64, tl.int64, tl.int32),
+            is_pure=False,
+            pack=1,
+        )
+        return cycles, ticks * NS_A_REALTIME_TICK, value
     else:
         nothing = (value * 0).to(tl.int64)
         return nothing, nothing, value
@@ -85,12 +109,12 @@ def chain(nbytes: int, device: Any, *, seed: int) -> torch.Tensor:
 
 
 def chase(following: torch.Tensor, out: torch.Tensor, *, start: int, hops: int, device: int | None) -> None:
-    """Follow `hops` links from word `start`, executed by CUDA `device`, wherever `following` lies.
+    """Follow `hops` links from word `start`, executed by `device` of torch.cuda, wherever `following` lies.
 
-    out (3) int64: the index reached, SM cycles and ns of the last `hops - 1` loads (0 without clocks).
+    out (3) int64: the index reached, cycles and ns of the last `hops - 1` loads (0 without clocks).
     """
     with _executing(device):
-        _chase[(1,)](following, out, start, hops, CLOCKS=HAS_CLOCKS, num_warps=1, num_stages=1)
+        _chase[(1,)](following, out, start, hops, CLOCKS=clock_kind(), num_warps=1, num_stages=1)
 
 
 def walk(
@@ -107,7 +131,7 @@ def walk(
     windows = words.numel() * 4 // window_bytes
     with _executing(device):
         _walk[(windows,)](
-            words, out, hops, 0, first, WINDOW_WORDS=window_bytes // 4, LINES=lines, CLOCKS=HAS_CLOCKS, num_warps=1,
+            words, out, hops, 0, first, WINDOW_WORDS=window_bytes // 4, LINES=lines, CLOCKS=clock_kind(), num_warps=1,
             num_stages=1,
         )  # fmt: skip
     return windows

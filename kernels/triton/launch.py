@@ -9,13 +9,14 @@ from typing import Any
 import torch
 import triton
 from triton import knobs
+from triton.runtime.driver import driver
 
 INTERPRETED: bool = bool(knobs.runtime.interpret)
 
 
 def nibble_decode() -> int:
     """How `nibbles.eight` decodes here: 0 plain Triton (interpreter, ROCm), 1 or 2 inline PTX (CUDA)."""
-    if INTERPRETED or torch.version.hip is not None:
+    if INTERPRETED or driver.active.get_current_target().backend == "hip":
         return 0
     return 2 if torch.cuda.get_device_capability() >= (8, 9) else 1
 

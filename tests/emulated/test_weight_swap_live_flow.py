@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dieplace.backends.nvidia import timing
+from dieplace.backends import torch_timing as timing
 from dieplace.cli import main as frame
 from dieplace.experiments import layer_speed, live_tables, weight_swap_nvidia, weight_swap_result
 from dieplace.experiments.private_node import private_node

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from dieplace.backends.nvidia import binaries, timing
+from dieplace.backends import torch_timing as timing
+from dieplace.backends import triton_binaries as binaries
 
 
 class FakeCuda:

@@ -40,7 +40,7 @@ class Metadata:
     sgprs: int
     allocated_vgprs: int
     max_workgroup: int
-    initial_sgprs: tuple[str | int, ...]
+    initial_sgprs: tuple[str | int | None, ...]
 
 
 def parse_metadata(text: str, name: str) -> Metadata:
@@ -116,14 +116,23 @@ def _entry(block: str) -> tuple[dict[str, str], list[KernelArgument]]:
 # State").
 _USER_SGPRS = (("private_segment_buffer", 4), ("dispatch_ptr", 2), ("queue_ptr", 2), ("kernarg_segment_ptr", 2),
                ("dispatch_id", 2), ("flat_scratch_init", 2), ("private_segment_size", 1))  # fmt: skip
+# Compilers reserve these in kernels that never look at them. They stay as never written: reading one is a fault.
+_NOT_PROVIDED = ("dispatch_ptr", "queue_ptr", "dispatch_id")
 
 
-def _initial_sgprs(directives: dict[str, int]) -> tuple[str | int, ...]:
-    """What each SGPR holds at the start: `kernarg_lo`, a kernel-argument byte offset (preload), or a workgroup id."""
-    held: list[str | int] = []
-    if directives.get("user_sgpr_kernarg_segment_ptr", 1):
-        held += ["kernarg_lo", "kernarg_hi"]
+def _initial_sgprs(directives: dict[str, int]) -> tuple[str | int | None, ...]:
+    """What each SGPR holds at the start: `kernarg_lo`, a kernel-argument byte offset (preload), or a workgroup id.
+
+    None is a register that the kernel reserved for what the interpreter does not provide.
+    """
+    held: list[str | int | None] = []
+    for what, size in _USER_SGPRS[:4]:
+        if what == "kernarg_segment_ptr":
+            held += ["kernarg_lo", "kernarg_hi"] if directives.get(f"user_sgpr_{what}", 1) else []
+        elif directives.get(f"user_sgpr_{what}"):
+            held += [None] * size
     first = directives.get("user_sgpr_kernarg_preload_offset", 0)
+    held += [None] * (2 if directives.get("user_sgpr_dispatch_id") else 0)
     held += [4 * (first + k) for k in range(directives.get("user_sgpr_kernarg_preload_length", 0))]
     missing = directives.get("user_sgpr_count", len(held)) - len(held)
     held += [0] * max(0, missing)
@@ -132,8 +141,9 @@ def _initial_sgprs(directives: dict[str, int]) -> tuple[str | int, ...]:
 
 
 def _refuse(directives: dict[str, int], name: str) -> None:
+    harmless = ("kernarg_segment_ptr", "private_segment_size", *_NOT_PROVIDED)
     for what, _ in _USER_SGPRS:
-        if what not in ("kernarg_segment_ptr", "private_segment_size") and directives.get(f"user_sgpr_{what}"):
+        if what not in harmless and directives.get(f"user_sgpr_{what}"):
             raise CompileError(
                 f"kernel {name} asks for user SGPRs {what}, which the interpreter does not provide",
                 hint="FlyDSL kernels do not need them; pass what is needed as an argument",

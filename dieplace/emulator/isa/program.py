@@ -126,7 +126,7 @@ class Program:
         return self.layout.rows
 
     @property
-    def initial_sgprs(self) -> tuple[str | int, ...]:
+    def initial_sgprs(self) -> tuple[str | int | None, ...]:
         """What the first SGPRs hold at the start."""
         return self.metadata.initial_sgprs
 

@@ -97,7 +97,7 @@ def build_scalar(inst: Instruction, layout: Layout, op: Scalar) -> Step:
     run = _runner(op, fetches, write)
     if SGPR + EXEC in writes or SGPR + EXEC + 1 in writes:
         run = _refreshing(run)
-    all_writes = (*writes, SCC_KEY) if op.scc else writes
+    all_writes = (*writes, SCC_KEY) if op.scc or not op.dst else writes
     slow = _tracking(op, run, sources, writes, reads)
     return Step(inst, "salu", run, slow, mask_of(reads), mask_of(all_writes))
 

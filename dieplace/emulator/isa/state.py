@@ -150,6 +150,8 @@ class LaunchState:
         values["kernarg_lo"] = np.full(len(waves), self.kernarg_base & 0xFFFFFFFF)
         values["kernarg_hi"] = np.full(len(waves), self.kernarg_base >> 32)
         for number, what in enumerate(self.program.initial_sgprs):
+            if what is None:
+                continue
             if isinstance(what, int):
                 value: np.ndarray = np.full(len(waves), int(self.kernarg[what : what + 4].view(U32)[0]))
             else:

@@ -1,0 +1,171 @@
+"""Times on a GPU that torch drives, NVIDIA or AMD: work captured in a graph once, replayed between two device events.
+
+The timed region holds the captured work only: a flush runs before the first event and is never subtracted
+(facebookexperimental/triton PR 1679, helion PR 2986). Stage times come from events inside the graph, where the runtime
+has them; a runtime that raises or answers 0 gives None with the reason, never 0 (rocm-systems issue 2380).
+`cuda` is torch.cuda, which is HIP under a ROCm build of torch, or a stand-in in tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+TIMER = "CUDA events around the replay of a captured graph"
+HIP_TIMER = "HIP events around the replay of a captured graph"
+# torch refuses them on ROCm only when the first one is recorded, which would be in the middle of a capture.
+NO_EVENTS_ON_ROCM = (
+    "events inside a captured graph do not give times on ROCm (rocm-systems issue 2380); torch refuses external events"
+)
+NS_PER_MS = 1e6
+Launch = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph on one device (its runtime index) and how many launches of the same kind it holds."""
+
+    device: int
+    graph: Any
+    launches: int
+    marks: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Eager:
+    """Stands where a graph does, for work that cannot be captured: a copy between devices runs on both of them."""
+
+    launches: tuple[Launch, ...]
+
+    def replay(self) -> None:
+        """Launch everything in order."""
+        for launch in self.launches:
+            launch()
+
+
+def uncaptured(launches: Sequence[Launch], device: int) -> Captured:
+    """The same launches without a graph: their launch times count where the device outruns the host."""
+    return Captured(device, Eager(tuple(launches)), len(launches))
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Median time of one stage in ns; None with `why` where the runtime does not tell."""
+
+    name: str
+    value_ns: float | None
+    why: str | None = None
+
+
+def capture(launches: Sequence[Launch], device: int, *, cuda: Any = None) -> Captured:
+    """Run `launches` once (they compile and allocate), then capture them in one graph on `device`."""
+    return Captured(device, _graph(list(launches), device, cuda or _torch_cuda()), len(launches))
+
+
+def time_once(work: Captured, *, flush: Launch | None = None, cuda: Any = None) -> float:
+    """Device time of one replay in ns a launch. `flush` runs before and outside the timed region."""
+    return time_together([work], flush=flush, cuda=cuda)[0]
+
+
+def time_together(works: Sequence[Captured], *, flush: Launch | None = None, cuda: Any = None) -> list[float]:
+    """Start every graph before waiting for any; device time of each in ns a launch, in their order."""
+    cuda = cuda or _torch_cuda()
+    if flush is not None:
+        flush()
+    for work in works:
+        cuda.synchronize(work.device)  # nothing older is under way where a timed region begins
+    marks = []
+    for work in works:
+        with cuda.device(work.device):
+            start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+            start.record()
+            work.graph.replay()
+            end.record()
+            marks.append((start, end))
+    for _, end in marks:
+        end.synchronize()
+    return [
+        start.elapsed_time(end) * NS_PER_MS / work.launches for (start, end), work in zip(marks, works, strict=True)
+    ]
+
+
+def stage_times(
+    stages: Sequence[tuple[str, Launch]], device: int, *, replays: int = 20, cuda: Any = None
+) -> tuple[float, tuple[StageTime, ...]]:
+    """(median total in ns, median of each stage) of stages in one graph; the total is measured whatever events do."""
+    cuda = cuda or _torch_cuda()
+    marks, work, why = _with_marks(stages, device, cuda)
+    totals: list[float] = []
+    spans: list[list[float]] = [[] for _ in stages]
+    for _ in range(replays):
+        totals.append(time_once(work, cuda=cuda) * work.launches)
+        if why is None:
+            why = _read_marks(marks, spans)
+    names = [name for name, _ in stages]
+    if why is not None:
+        return median(totals), tuple(StageTime(name, None, why) for name in names)
+    return median(totals), tuple(StageTime(n, median(s)) for n, s in zip(names, spans, strict=True))
+
+
+def _with_marks(stages: Sequence[tuple[str, Launch]], device: int, cuda: Any) -> tuple[list[Any], Captured, str | None]:
+    plain = [launch for _, launch in stages]
+    if is_rocm(cuda):
+        return [], capture(plain, device, cuda=cuda), NO_EVENTS_ON_ROCM
+    try:
+        with cuda.device(device):
+            marks = [cuda.Event(enable_timing=True, external=True) for _ in range(len(stages) + 1)]
+            marked: list[Launch] = [marks[0].record]
+            for launch, mark in zip(plain, marks[1:], strict=True):
+                marked += [launch, mark.record]
+        graph = _graph(marked, device, cuda, warm=plain)
+        return marks, Captured(device, graph, len(plain), tuple(marks)), None
+    except (RuntimeError, TypeError) as error:
+        why = f"events cannot be recorded in a captured graph here: {str(error).splitlines()[0]}"
+        return [], capture(plain, device, cuda=cuda), why
+
+
+def _read_marks(marks: Sequence[Any], spans: list[list[float]]) -> str | None:
+    try:
+        found = [a.elapsed_time(b) * NS_PER_MS for a, b in pairwise(marks)]
+    except RuntimeError as error:
+        return f"events inside the graph cannot be read: {str(error).splitlines()[0]}"
+    if any(span <= 0 for span in found):
+        return "events inside the graph recorded nothing"
+    for span, values in zip(found, spans, strict=True):
+        values.append(span)
+    return None
+
+
+def _graph(launches: Sequence[Launch], device: int, cuda: Any, *, warm: Sequence[Launch] | None = None) -> Any:
+    """`warm` runs first: without the marks, which would else keep times of that run where a graph has no events."""
+    with cuda.device(device):
+        # A stream of this device: torch's default capture stream belongs to the device that captured first.
+        stream = cuda.Stream(device=device)
+        for launch in launches if warm is None else warm:
+            launch()
+        cuda.synchronize(device)
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph, stream=stream):
+            for launch in launches:
+                launch()
+        graph.replay()
+        cuda.synchronize(device)
+    return graph
+
+
+def is_rocm(cuda: Any = None) -> bool:
+    """Whether this torch was built for ROCm; a stand-in says so by its own `version_hip`."""
+    if cuda is not None and hasattr(cuda, "version_hip"):
+        return bool(cuda.version_hip)
+    import torch
+
+    return torch.version.hip is not None
+
+
+def _torch_cuda() -> Any:
+    import torch
+
+    return torch.cuda

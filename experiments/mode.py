@@ -46,7 +46,7 @@ def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
     refuse_elsewhere("mode", backend, cannot(backend), options)
     refuse_arms("mode", options)
     if backend == "emulated":
-        with private_node(FIRST_MODE) as machine:
+        with private_node(FIRST_MODE, cards=options.cards) as machine:
             progress(f"{FIRST_MODE}: a private emulated node")
             yield from each_mode(machine, options, progress, _modelled(options, progress))
         return

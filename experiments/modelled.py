@@ -26,7 +26,6 @@ from dieplace.residency import Residency, audit
 from dieplace.run import Point, Run
 from dieplace.workload import Workload
 
-CARD = "gpu0"
 BYTES_FROM = ("shapes", "counted")
 _Key = tuple[str, str, str, int]  # name, role, device and bytes of a buffer: what makes it the same one again
 
@@ -99,7 +98,7 @@ def run_block(
     experiment: str, block: str, mode: str, specs: Sequence[Spec], options: Options, progress: Progress
 ) -> Run:
     """One block on a private node in `mode`: every spec placed, audited before and after, and timed."""
-    with private_node(mode) as machine:
+    with private_node(mode, cards=options.cards) as machine:
         progress(f"{mode}: a private emulated node")
         return block_on(machine, experiment, block, mode, specs, options, progress)
 
@@ -119,7 +118,7 @@ def block_on(
     """
     workloads = [spec.workload or workload_of(options) for spec in specs]
     timed = timed_workloads(workloads, options, progress)
-    movable = all(device.local_guaranteed for device in machine.devices_of(CARD))
+    movable = all(device.local_guaranteed for device in machine.devices_of(options.card))
     points: list[Point] = []
     held: dict[_Key, Buffer] = {}
     placed: Workload | None = None
@@ -128,8 +127,8 @@ def block_on(
             continue
         if placed != workload:
             held, placed = _place(machine, workload, options, held), workload
-            progress(f"{mode}: {sum(b.nbytes for b in held.values()) / 1e9:.1f} GB placed on {CARD}")
-        points.append(_point(machine, as_timed, tuple(held.values()), spec, movable))
+            progress(f"{mode}: {sum(b.nbytes for b in held.values()) / 1e9:.1f} GB placed on {options.card}")
+        points.append(_point(machine, as_timed, tuple(held.values()), spec, options.card, movable))
         progress(f"{mode}: {spec.arm} audited and timed")
     for buffer in held.values():
         buffer.free()
@@ -138,7 +137,7 @@ def block_on(
 
 def _place(machine: Machine, workload: Workload, options: Options, held: Mapping[_Key, Buffer]) -> dict[_Key, Buffer]:
     """The whole model; buffers of `held` that it needs again stay as they are, the others are freed."""
-    devices = machine.devices_of(CARD)
+    devices = machine.devices_of(options.card)
     wanted = {
         (piece.name, piece.role, device.id, nbytes): None
         for piece in pieces(model_shape(options.model), workload, options.precision)
@@ -156,11 +155,13 @@ def _allocate(machine: Machine, key: _Key) -> Buffer:
     return machine.allocate(nbytes, device=device, policy=Policy.local(), role=role, name=f"{name}@{device}")
 
 
-def _point(machine: Machine, workload: Workload, buffers: tuple[Buffer, ...], spec: Spec, movable: bool) -> Point:
+def _point(
+    machine: Machine, workload: Workload, buffers: tuple[Buffer, ...], spec: Spec, card: str, movable: bool
+) -> Point:
     if movable:
         _move(buffers, spec.peer_share)
     before = audit(*buffers).require_placed()
-    placement = _placement(machine, before, spec)
+    placement = _placement(machine, before, spec, card)
     after = audit(*buffers).require_placed()
     return Point(
         arm=spec.arm,
@@ -189,8 +190,8 @@ def _move(buffers: tuple[Buffer, ...], shares: Mapping[str, float]) -> None:
             buffer.move(wanted)
 
 
-def _placement(machine: Machine, found: Residency, spec: Spec) -> Placement:
-    devices = machine.devices_of(CARD)
+def _placement(machine: Machine, found: Residency, spec: Spec, card: str) -> Placement:
+    devices = machine.devices_of(card)
     if any(len(machine.domain(str(d.domain)).dies) > 1 for d in devices):
         return Placement(spec.arm, interleaved=True)
     own = {device.id: str(device.domain) for device in devices}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +32,8 @@ class Options:
     `arms` empty means the experiment's own default. `shards`: 2 is tensor-parallel halves on both dies. `bytes_from`:
     `shapes` computes what a step reads from the model's sizes, `counted` counts it by running the FlyDSL kernels' ISA
     on the emulator. `allow_unvalidated`: blocks may be in modes that AMD does not list. `consent`: the person at the
-    command agreed to the switches that `Experiment.switches` told of.
+    command agreed to the switches that `Experiment.switches` told of. `card` of a node of `cards`: which one a modelled
+    experiment takes; on devices it takes those that the process sees.
     """
 
     model: str = "gpt-oss-120b"
@@ -43,6 +45,8 @@ class Options:
     bytes_from: str = "shapes"
     allow_unvalidated: bool = False
     consent: bool = False
+    card: str = "gpu0"
+    cards: int = 1
     watch: Watch = field(default=Watch(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +63,7 @@ class Experiment:
     `live_steps` where it runs on devices;
     counting bytes on the emulator calls it more often, for each stage that it runs. `switches(backend, options)` gives
     the lines of the partition plans that it would carry out on the real node: to be shown and agreed to before.
+    `cards_a_rank` says on which backends a rank under torchrun takes more than one card.
     """
 
     name: str
@@ -71,6 +76,7 @@ class Experiment:
     blocks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     switches: Callable[[str, Options], Sequence[str]] | None = None
+    cards_a_rank: Mapping[str, int] = field(default_factory=dict)
 
 
 # One module an experiment, imported when it is asked for: listing names costs nothing.
@@ -109,3 +115,15 @@ def get(name: str) -> Experiment:
         raise UsageError(f"no experiment is called {name!r}", hint=f"there is {known}", known=list(_MODULES))
     found: Experiment = importlib.import_module(_MODULES[name]).EXPERIMENT
     return found
+
+
+@contextmanager
+def taking(experiment: Experiment, backend: str, options: Options, progress: Progress) -> Iterator[Iterator[Run]]:
+    """The runs of an experiment as each is done. On leaving it is ended at once, not when Python sees fit:
+    one that switched modes restores them in its own `finally`."""
+    taken = experiment.run(backend, options, progress)
+    try:
+        yield taken
+    finally:
+        if isinstance(taken, Generator):
+            taken.close()

@@ -60,5 +60,7 @@ EXPERIMENT = Experiment(
     run=run,
     cannot=cannot,
     steps=len(BLOCKS) * 3 + 1,
+    live_steps=4,
     blocks=tuple(BLOCKS),
+    cards_a_rank={"nvidia": 2},
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from dieplace.errors import Unsupported, UsageError
 
@@ -48,3 +49,58 @@ def require_rank(environ: Mapping[str, str], count: int) -> int:
             devices=count,
         )
     return rank
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What torchrun says to a process it started: its place among all, its place on this host, and where its store is.
+
+    `address` and `port` are of the store that torchrun's agent serves: it outlives every rank. `attempt` counts restarts.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    address: str
+    port: int
+    run_id: str
+    attempt: int
+
+
+_TORCHRUN = {
+    "rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "local_world_size": "LOCAL_WORLD_SIZE",
+    "port": "MASTER_PORT", "attempt": "TORCHELASTIC_RESTART_COUNT",
+}  # fmt: skip
+
+
+def torchrun(environ: Mapping[str, str]) -> Launched | None:
+    """What torchrun set (docs.pytorch.org, `torchrun`, environment variables); None where it did not start this.
+
+    RANK and WORLD_SIZE alone are no sign of it: `dieplace exec --per-device` and other launchers set them too, and
+    serve no store. UsageError where a variable that torchrun sets is gone or is no number.
+    """
+    run_id = environ.get("TORCHELASTIC_RUN_ID", "").strip()
+    if not run_id:
+        return None
+    numbers = {key: _number(environ, name) for key, name in _TORCHRUN.items()}
+    address = environ.get("MASTER_ADDR", "").strip()
+    if not address:
+        raise _not_torchruns("MASTER_ADDR", "")
+    if numbers["rank"] >= numbers["world_size"] or numbers["local_rank"] >= numbers["local_world_size"]:
+        raise _not_torchruns("RANK", f"{numbers['rank']} of {numbers['world_size']}")
+    return Launched(address=address, run_id=run_id, **numbers)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "").strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 7):
+        raise _not_torchruns(name, text)
+    return int(text)
+
+
+def _not_torchruns(name: str, text: str) -> UsageError:
+    return UsageError(
+        f"TORCHELASTIC_RUN_ID says that torchrun started this process, and {name} is {text!r}",
+        hint="start it with torchrun, or unset TORCHELASTIC_RUN_ID",
+    )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from dieplace.experiments.modelled import Spec, emulated_only, refuse_elsewhere, run_block, workload_of
 from dieplace.experiments.registry import Experiment, Options, Progress, refuse_arms, refuse_context
 from dieplace.run import Run
+
+if TYPE_CHECKING:
+    from dieplace.experiments.step_cases import Case
 
 CONTEXTS = (1024, 8192, 32768)
 _MOVED: dict[str, dict[str, float]] = {"local": {}, "swapped": {"weights": 1.0}, "kv far": {"kv_cache": 1.0}}
@@ -14,7 +18,10 @@ _MOVED: dict[str, dict[str, float]] = {"local": {}, "swapped": {"weights": 1.0},
 
 def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
     """One Run with a point for each context and arm; UsageError where another context was asked for."""
-    refuse_elsewhere("context", backend, emulated_only(backend), options)
+    if backend == "nvidia":
+        yield from run_live(options, progress)
+        return
+    refuse_elsewhere("context", backend, cannot(backend), options)
     refuse_arms("context", options)
     refuse_context("context", options)
     specs = [
@@ -30,12 +37,42 @@ def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
     yield run_block("context", "dpx-nps2", "DPX/NPS2", specs, options, progress)
 
 
+def run_live(options: Options, progress: Progress) -> Iterator[Run]:
+    """The measured Run on two GPUs: a case a context, each with its own local arm and control."""
+    from dieplace.experiments.step_cases import refuse_other_forms
+    from dieplace.experiments.step_run import SWEEP_LAYERS, SWEEP_PLAN, run_cases
+
+    refuse_arms("context", options)
+    refuse_context("context", options)
+    refuse_other_forms("context", options)
+    yield from run_cases("context", options, progress, live_cases(), layers=SWEEP_LAYERS, plan=SWEEP_PLAN)
+
+
+def live_cases() -> list[Case]:
+    """Every context with the arms of the modelled experiment."""
+    from dieplace.experiments.step_cases import Case, StepArm
+    from dieplace.policy import Policy
+
+    found = []
+    for context in CONTEXTS:
+        size = f"{context // 1024}K"
+        arms = [StepArm(f"{size} {name}", dict.fromkeys(moved, Policy.peer())) for name, moved in _MOVED.items()]
+        found.append(Case(size, tuple(arms), context_tokens=context, factors={"context_tokens": context}))
+    return found
+
+
+def cannot(backend: str) -> str | None:
+    """None on the emulated and the nvidia backend; elsewhere why not."""
+    return None if backend == "nvidia" else emulated_only(backend)
+
+
 EXPERIMENT = Experiment(
     name="context",
     summary="penalty of far weights and of a far KV cache against context length",
     factors={"context_tokens": ", ".join(map(str, CONTEXTS)), "arm": ", ".join(_MOVED)},
     run=run,
-    cannot=emulated_only,
+    cannot=cannot,
     steps=1 + len(CONTEXTS) * (1 + len(_MOVED)),
+    live_steps=1 + 3 * len(CONTEXTS),
     blocks=("dpx-nps2",),
 )

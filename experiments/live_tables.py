@@ -84,7 +84,9 @@ def _control(run: Run) -> Any:
     def of(point: Point) -> Estimate | None:
         for other in run.points:
             ratio = other.quantities.get("time_over_local") or other.quantities.get("time_over_near")
-            same = run.experiment != "link" or other.factors == point.factors
+            # Of a step experiment every case has a local arm and a control of its own.
+            of_case = other.factors.get("case") == point.factors.get("case")
+            same = other.factors == point.factors if run.experiment == "link" else of_case
             if same and ratio is not None and ratio.value is not None and ratio.method.startswith("A/A"):
                 return Estimate(ratio.value, ratio.low, ratio.high, len(_samples(other)), ratio.method)
         return None

@@ -1,6 +1,6 @@
-"""weight-swap on devices, what needs no device: arms, the prediction, what a probe says, when a penalty is told.
+"""Measured steps, what needs no device: arms, the predictions, what a probe says, when a penalty is told.
 
-The prediction's formula stands here, fixed before any run: a run records it with the rates it was given.
+The predictions' formulas stand here, fixed before any run: a run records them with the rates it was given.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ if TYPE_CHECKING:
     from dieplace.run import Quantity
 
 FORMULA = "predicted = local time + moved bytes x (1 / far read rate - 1 / near read rate), rates of 1 GiB reads"
-# The formula adds the far reads to the near ones; memory that is read in both places at once overlaps them.
+# FORMULA adds the far reads to the near ones; memory that is read in both places at once overlaps them.
 SHARED_NOTE = "near and far parts are read at the same time: the prediction, which adds them, is an upper bound here"
+TOGETHER_FORMULA = (
+    "predicted = local time - role's bytes / near read rate + the longer of (role's bytes - moved bytes) / near read"
+    " rate and moved bytes / far read rate: near and far parts are read at the same time"
+)
+PREDICTION_LIMIT = 0.15  # a prediction further off the measured time than this is a miss, and the run says why
 DEFAULT_ARMS = ("local", "swapped")
 _ARM = re.compile(r"^(local|swapped|interleave-([1-7])/8)$")
 
@@ -40,13 +45,48 @@ def policy_of(arm: str) -> Policy:
 
 def moved_share(arm: str) -> float:
     """The share of the weights that an arm puts on the peer."""
-    policy = policy_of(arm)
+    return share_of(policy_of(arm))
+
+
+def share_of(policy: Policy) -> float:
+    """The share of a role's bytes that a policy of this experiment puts on the peer."""
     return {"local": 0.0, "peer": 1.0}.get(policy.kind, policy.eighths / 8)
 
 
 def predicted_us(local_us: float, moved_bytes: float, near_gb_per_s: float, far_gb_per_s: float) -> float:
     """FORMULA in numbers; a GB/s is a byte a nanosecond."""
     return local_us + moved_bytes * (1 / far_gb_per_s - 1 / near_gb_per_s) / 1000
+
+
+def predicted_together_us(
+    local_us: float, role_bytes: float, moved_bytes: float, near_gb_per_s: float, far_gb_per_s: float
+) -> float:
+    """TOGETHER_FORMULA in numbers; with all bytes moved, or none, it is FORMULA."""
+    near, far = (role_bytes - moved_bytes) / near_gb_per_s, moved_bytes / far_gb_per_s
+    return local_us + (max(near, far) - role_bytes / near_gb_per_s) / 1000
+
+
+def why_missed(
+    local_us: float, measured_us: float, moved_bytes: float, near_gb_per_s: float, far_gb_per_s: float
+) -> str | None:
+    """None where FORMULA is within PREDICTION_LIMIT of the measured time, else what the times say about why not."""
+    expected = predicted_us(local_us, moved_bytes, near_gb_per_s, far_gb_per_s)
+    if abs(expected / measured_us - 1) <= PREDICTION_LIMIT:
+        return None
+    if expected < measured_us:
+        spent_us = measured_us - local_us + moved_bytes / near_gb_per_s / 1000
+        return (
+            f"predicted {expected / measured_us:.2f} of measured: inside the layer the far bytes came at"
+            f" {moved_bytes / spent_us / 1000:.0f} GB/s where a stream of 1 GiB gets {far_gb_per_s:.0f}: its kernels"
+            " keep too few loads under way, or read a byte more than once"
+        )
+    hidden_us = expected - measured_us
+    return (
+        f"predicted {expected / measured_us:.2f} of measured: {hidden_us:.1f} us of the far reads took no time of their"
+        f" own, as the local layer spends {local_us:.1f} us and would need"
+        f" {moved_bytes / near_gb_per_s / 1000:.1f} us to read these bytes: work that waited for nothing goes on"
+        " beside the far reads"
+    )
 
 
 @dataclass(frozen=True)
@@ -114,15 +154,20 @@ def judge(cycles: Sequence[float], asked_far: Sequence[bool], calibration: Calib
 
 
 def no_penalty_because(
-    probed: Probed, rest_evidence: str, cold: bool, hashes: Mapping[str, str | None], control_off: float | None
+    probed: Probed,
+    rest_evidence: str,
+    cold: bool,
+    hashes: Mapping[str, str | None],
+    control_off: float | None,
+    role: str = "weights",
 ) -> str | None:
     """Why a measured penalty must not be told, or None: the rule of the design for every live number."""
     if not probed.agrees:
-        return probed.why_not or f"{probed.wrong} of {probed.windows} windows of the weights are not where they belong"
+        return probed.why_not or f"{probed.wrong} of {probed.windows} windows of the {role} are not where they belong"
     if rest_evidence not in ("accounted", "probed"):
         return f"the homes of the other roles are {rest_evidence} only"
     if not cold:
-        return "weights were warm in the last cache"
+        return f"{role} were warm in the last cache"
     if len(set(hashes.values())) != 1 or None in hashes.values():
         return "the arms did not run the same machine code"
     if control_off is None or control_off > 0.01:
@@ -131,9 +176,18 @@ def no_penalty_because(
 
 
 def quantities(
-    arm: str, measured: Measured, *, moved_bytes: float, rates: tuple[float, float], refused: str | None
+    arm: str,
+    measured: Measured,
+    *,
+    moved_bytes: float,
+    rates: tuple[float, float],
+    refused: str | None,
+    role_bytes: float | None = None,
 ) -> dict[str, Quantity]:
-    """Times in us a layer, the ratio to local with its interval, the penalty or why not, and the prediction."""
+    """Times in us a layer, the ratio to local with its interval, the penalty or why not, and the prediction.
+
+    `role_bytes` are all bytes a layer reads of what is moved: given, the second prediction stands beside the first.
+    """
     from dieplace.experiments.harness import CONTROL
     from dieplace.experiments.statistics import median as with_interval
     from dieplace.run import Quantity
@@ -158,6 +212,13 @@ def quantities(
     why = "a prediction from medians"
     found["predicted_us"] = Quantity("us", "measured", expected, method=FORMULA, why=why)
     found["predicted_over_measured"] = Quantity("x", "measured", expected / time.value, method=FORMULA, why=why)
+    if role_bytes is not None:
+        together = predicted_together_us(local, role_bytes, moved_bytes, *rates)
+        method = TOGETHER_FORMULA
+        found["predicted_together_us"] = Quantity("us", "measured", together, method=method, why=why)
+        found["predicted_together_over_measured"] = Quantity(
+            "x", "measured", together / time.value, method=method, why=why
+        )
     if refused is not None:
         found["penalty"] = Quantity("share", "measured", None, why=refused)
     else:

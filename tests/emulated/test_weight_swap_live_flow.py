@@ -1,117 +1,56 @@
-"""The live weight-swap from end to end on emulated memory: placing, moving and auditing are real, while times and
+"""Live step experiments from end to end on emulated memory: placing, moving and auditing are real, while times and
 latencies are simulated from where the bytes are."""
 
 from __future__ import annotations
 
-import contextlib
-from types import SimpleNamespace
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
+import simulated_steps as simulated
 
-from dieplace.backends import torch_timing as timing
 from dieplace.cli import main as frame
-from dieplace.experiments import layer_speed, live_tables, weight_swap_nvidia, weight_swap_result
+from dieplace.experiments import context, live_tables, placement, report, verify
+from dieplace.experiments.harness import Plan
 from dieplace.experiments.private_node import private_node
 from dieplace.experiments.registry import Options
 from dieplace.experiments.run_shape import check_shape
+from dieplace.experiments.step_bench import PlacedLayers
+from dieplace.experiments.step_cases import Case
+from dieplace.experiments.step_run import StepRun
+from dieplace.experiments.weight_swap_nvidia import case_of
 from dieplace.policy import OBJECT_BYTES
 from dieplace.run import Run
 
-NEAR, FAR = 4500.0, 375.0  # bytes a ns of the simulated memory
 OPTIONS = Options(shards=1, arms=("local", "swapped", "interleave-4/8"))
-
-
-class SimulatedRig:
-    """Rates and devices of a pair; nothing runs."""
-
-    cache_bytes = 1 << 20
-
-    def __init__(self, machine: Any) -> None:
-        self.readers = ("gpu0/p0", "gpu0/p1")
-        self.devices = {name: machine.device(name) for name in self.readers}
-
-    def stream(self, kind: str, reader: str, home: str, nbytes: int) -> Any:
-        return lambda: nbytes / (NEAR if reader == home else FAR)
-
-    def telemetry(self) -> dict[str, Any]:
-        return {"driver_version": "1.0", "gpus": [], "clock_share": 1.0}
-
-
-def small_layer(seed: int) -> layer_speed.Layer:
-    """Operands with the real names and a few MB of weights."""
-    g = torch.Generator().manual_seed(seed)
-    sizes = {"qkv_b": 3 << 20, "up_b": 2 << 20, "down_b": 1 << 20, "router": 1 << 19, "k": 4096, "v": 4096, "x": 256}
-    whole = ("qkv_s", "o_b", "o_s", "up_s", "down_s")
-    sizes |= dict.fromkeys(whole, 1024)
-    return layer_speed.Layer(
-        {n: torch.randint(0, 256, (size,), dtype=torch.uint8, generator=g) for n, size in sizes.items()}
-    )
+PLAN = Plan(seed=5, warmups=1, min_blocks=20, max_blocks=20)
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A bench over emulated memory whose `stuck` layers ignore moves when the times are made."""
-    with private_node("DPX/NPS2") as machine:
-        made = _bench(machine, monkeypatch)
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with private_node("DPX/NPS2") as made:
+        simulated.install(monkeypatch.setattr)
         yield made
-        for one in getattr(made, "placed", []):
-            one.weights.free()
-            one.kv.free()
 
 
-def _bench(machine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
-    monkeypatch.setattr(layer_speed, "make_layer", small_layer)
-    monkeypatch.setattr(layer_speed, "workspace", lambda: {"y": torch.ones(1, 4)})
-    monkeypatch.setattr(layer_speed, "triton_stages", lambda layer, w: [("qkv", lambda: None)])
-    monkeypatch.setattr(weight_swap_nvidia, "hash_of", lambda seen: ("ab12", None))
-    monkeypatch.setattr(weight_swap_nvidia.binaries, "watch", contextlib.nullcontext)
-    bench = weight_swap_nvidia._Bench(machine, SimulatedRig(machine), OPTIONS, OPTIONS.arms)
-    monkeypatch.setattr(timing, "capture", lambda launches, index: SimpleNamespace(graph=SimpleNamespace(replay=int)))
-    monkeypatch.setattr(timing, "time_once", lambda graph: _step_ns(bench))
-    monkeypatch.setattr(
-        timing,
-        "stage_times",
-        lambda stages, index, replays: (80.0, tuple(timing.StageTime(n, 10.0) for n, _ in stages)),
-    )
-    monkeypatch.setattr(bench, "_known", lambda home: (700.0, 705.0) if home == "gpu0/p0" else (2000.0, 2010.0))
-    monkeypatch.setattr(bench, "_walk", lambda words: _latencies(bench, words))
-    return bench
+def taken(machine: Any, experiment: str, cases: list[Case], options: Options = OPTIONS, layers: int = 8) -> Run:
+    rig = simulated.SimulatedRig(machine)
+    return StepRun(experiment, machine, rig, options, cases, layers, PLAN).run(lambda words: None)
 
 
-def _far_bytes(buffer: Any) -> int:
-    return sum(n for domain, n in buffer.locate().bytes_by_domain.items() if domain != "gpu0/mem0")
-
-
-def _step_ns(bench: Any) -> float:
-    buffer = bench.placed[0].weights
-    moved = weight_swap_result.moved_bytes(bench.placed[0].layer) * _far_bytes(buffer) / buffer.nbytes
-    return 50_000 + moved * (1 / FAR - 1 / NEAR)
-
-
-def _latencies(bench: Any, words: torch.Tensor) -> tuple[float, ...]:
-    hbm = bench.machine.session.memory.hbm
-    import numpy as np
-
-    starts = words.data_ptr() + np.arange(words.numel() * 4 // OBJECT_BYTES, dtype=np.int64) * OBJECT_BYTES
-    return tuple(2000.0 if die == 1 else 700.0 for die in hbm.die_of(starts))
-
-
-def test_moves_every_object_and_tells_a_penalty(bench: Any, tmp_path: Any, capsys: Any) -> None:
-    run = bench.run(lambda words: None)
-    assert bench.home == "local" and _far_bytes(bench.placed[0].weights) == 0
+def test_moves_every_object_and_tells_a_penalty(machine: Any, tmp_path: Any, capsys: Any) -> None:
+    run = taken(machine, "weight-swap", [case_of(OPTIONS.arms)])
     swapped, mixed = run.point("swapped"), run.point("interleave-4/8")
     assert swapped.residency_before["moved_evidence"] == "probed"
     assert swapped.residency_before["probe"]["far"] == swapped.residency_before["probe"]["windows"] == 8 * 4
     assert mixed.residency_before["probe"]["far"] == 8 * 2
     assert swapped.residency_before["bytes_by_role_and_domain"]["weights"] == {"gpu0/mem1": 8 * 4 * OBJECT_BYTES}
-    assert swapped.residency_before["bytes_by_role_and_domain"]["kv_cache"] == {"gpu0/mem0": 8 * OBJECT_BYTES}
+    assert swapped.residency_before["bytes_by_role_and_domain"]["kv_cache"] == {"gpu0/mem0": 8 * 2 * OBJECT_BYTES}
     assert swapped.quantities["predicted_over_measured"].value == pytest.approx(1, abs=0.01)
     assert mixed.quantities["penalty"].value == pytest.approx(swapped.quantities["penalty"].value / 2, rel=0.01)
     assert run.facts["same_result_in_all_arms"] and run.code_hash == "ab12"
+    assert run.facts["stopped"] == "every interval is within 0.5%" and run.facts["prediction"]["misses"] == {}
     path = run.save(tmp_path / "gpu0.json")
     assert check_shape(Run.load(path), "x").to_json() == run.to_json()
     assert frame.main(["bench", "show", str(path)]) == 0
@@ -119,12 +58,89 @@ def test_moves_every_object_and_tells_a_penalty(bench: Any, tmp_path: Any, capsy
     assert frame.main(["bench", "compare", str(path), str(path)]) == 0
 
 
-def test_weights_that_did_not_move_give_no_penalty(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spread_weights_have_both_predictions(machine: Any) -> None:
+    """The second one by hand: half near and half far at the same time take as long as the far half."""
+    run = taken(machine, "weight-swap", [case_of(OPTIONS.arms)])
+    mixed, local = run.point("interleave-4/8").quantities, run.point("local").quantities["layer_us"].value
+    moved = run.point("interleave-4/8").factors["moved_bytes_per_layer"]
+    by_hand = local - 2 * moved / simulated.NEAR / 1000 + moved / simulated.FAR / 1000
+    assert mixed["predicted_together_us"].value == pytest.approx(by_hand, rel=1e-9)
+    assert mixed["predicted_together_us"].value < mixed["predicted_us"].value
+    assert "predicted_together_us" not in run.point("swapped").quantities
+
+
+def test_weights_that_did_not_move_give_no_penalty(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault: the driver says it moved them, and they answer like near memory."""
-    monkeypatch.setattr(bench, "_walk", lambda words: (700.0,) * (words.numel() * 4 // OBJECT_BYTES))
-    run = bench.run(lambda words: None)
+    near = lambda self, words: (700.0,) * (words.numel() * 4 // OBJECT_BYTES)  # noqa: E731
+    monkeypatch.setattr(PlacedLayers, "walk", near)
+    run = taken(machine, "weight-swap", [case_of(OPTIONS.arms)])
     refused = run.point("swapped").quantities["penalty"]
     assert refused.value is None and "32 of 32 windows" in str(refused.why)
     said = live_tables.sentences([run])
     assert any("no penalty is told for gpu0-gpu0 swapped, because 32 of 32" in line for line in said)
     assert not any("slower" in line for line in said)
+
+
+def test_one_role_that_did_not_move_costs_its_arms_their_penalty(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault in one role only: flags stay near, and every arm that moves them says so."""
+
+    def walk(layers: PlacedLayers, words: Any) -> tuple[float, ...]:
+        flags = {one.buffers["sync_flag"].address for one in layers.layers}
+        return (700.0,) if words.data_ptr() in flags else simulated.walk(layers, words)
+
+    monkeypatch.setattr(PlacedLayers, "walk", walk)
+    run = taken(machine, "placement", [placement.live_case()], Options(shards=1), layers=2)
+    for point in run.points[1:]:
+        penalty = point.quantities["penalty"]
+        assert (penalty.value is None) == ("flags" in point.arm)
+        if penalty.value is None:
+            assert "2 of 2 windows of the flags" in str(penalty.why)
+
+
+def test_placement_moves_each_role_alone_and_together(machine: Any) -> None:
+    run = taken(machine, "placement", [placement.live_case()], Options(shards=1), layers=2)
+    assert [point.arm for point in run.points] == [spec.arm for spec in placement.specs()]
+    penalty = {p.arm: p.quantities["penalty"].value for p in run.points if "penalty" in p.quantities}
+    assert len(penalty) == 7 and all(value is not None for value in penalty.values())
+    for one, two in itertools.combinations(("weights", "kv", "flags"), 2):  # the simulated times add
+        assert penalty[f"{one}+{two} far"] == pytest.approx(penalty[f"{one} far"] + penalty[f"{two} far"], abs=0.005)
+    for point in run.points:
+        homes = point.residency_before["bytes_by_role_and_domain"]
+        for role, short in (("weights", "weights"), ("kv_cache", "kv"), ("sync_flag", "flags")):
+            assert list(homes[role]) == ["gpu0/mem1" if short in point.arm else "gpu0/mem0"]
+            assert point.residency_before["probe_by_role"][role]["agrees"]
+        assert (
+            point.residency_before["moved_evidence"] == "probed" and point.residency_before["evidence"] == "accounted"
+        )
+
+
+def test_context_and_verify_have_a_control_in_every_case(machine: Any, capsys: Any, tmp_path: Any) -> None:
+    runs = [
+        taken(machine, "context", context.live_cases(), Options(shards=1), layers=2),
+        taken(machine, "verify", verify.live_cases(), Options(shards=1), layers=2),
+    ]
+    assert [p.factors["context_tokens"] for p in runs[0].points] == [1024] * 3 + [8192] * 3 + [32768] * 3
+    assert [p.factors["experts_read_per_layer"] for p in runs[1].points] == [4, 4, 7, 7, 13, 13, 25, 25]
+    far = [runs[0].point(f"{size} kv far").quantities["penalty"].value for size in ("1K", "8K", "32K")]
+    assert far[0] < far[1] < far[2]
+    for run in runs:
+        cases = {p.factors["case"] for p in run.points}
+        controls = [p for p in run.points if p.quantities["time_over_local"].method.startswith("A/A")]
+        assert len(controls) == len(cases) and all("local" in p.arm for p in controls)
+        path = run.save(tmp_path / run.experiment / "gpu0-gpu0.json")
+        assert check_shape(Run.load(path), "x").to_json() == run.to_json()
+        assert frame.main(["bench", "show", str(path)]) == 0
+        assert f"gpu0-gpu0 {run.points[-1].arm} is slower by" in capsys.readouterr().out
+        assert run.points[-1].arm in report.page([run])
+
+
+def test_a_verdict_is_judged_by_its_own_case(machine: Any) -> None:
+    """The fault: the second case's A/A control is off; only its verdicts may be withdrawn."""
+    run = taken(machine, "verify", verify.live_cases()[:2], Options(shards=1), layers=2)
+    quantities = run.point("2 tokens local").quantities
+    off = quantities["time_over_local"]
+    object.__setattr__(off, "value", 1.05)
+    object.__setattr__(off, "low", 1.04)
+    object.__setattr__(off, "high", 1.06)
+    said = live_tables.sentences([run])
+    assert "1 token swapped is slower" in said[0] and "2 tokens swapped is too noisy" in said[1]

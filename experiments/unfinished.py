@@ -1,0 +1,168 @@
+"""A run that is not done yet, kept in its folder so that an interrupted or killed one can be gone on with.
+
+`DIR/unfinished/run.json` says what is measured (options, devices, driver, seed, plan) and under which conditions each
+sitting began; one file a case beside it holds its code hash and every sample, written whole after each block. They go
+when the run is done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dieplace.errors import Busy, UsageError
+from dieplace.experiments.harness import Measured
+
+SCHEMA = "dieplace/unfinished/1"
+FOLDER = "unfinished"
+
+
+class Unfinished:
+    """The work of one run so far. `identity` is what has to be equal for samples to belong together.
+
+    Raises UsageError (exit 2) naming what differs from the work in the folder, Busy where another process is at it.
+    """
+
+    def __init__(self, folder: Path | None, identity: Mapping[str, Any], conditions: Mapping[str, Any]) -> None:
+        self._folder = None if folder is None else folder / FOLDER
+        self.sittings: list[dict[str, Any]] = []
+        self._lock: int | None = None
+        wanted: dict[str, Any] = json.loads(json.dumps(dict(identity), allow_nan=False))
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self._folder)
+            found = read(folder)
+            if found is not None:
+                _require_equal(found["identity"], wanted, self._folder.parent)
+                self.sittings = list(found["sittings"])
+        self.sittings.append({"conditions": dict(conditions)})
+        self._save("run.json", {"identity": wanted, "sittings": self.sittings})
+
+    def earlier(self, case: str, code_hash: str | None) -> Measured | None:
+        """What was measured of a case, None where nothing was; UsageError where it was of other machine code."""
+        body = None if self._folder is None else _load(self._folder / _file(case))
+        if body is None or self._folder is None:
+            return None
+        if body.get("code_hash") != code_hash:
+            key = f"code_hash of {case}" if case else "code_hash"
+            _refuse(self._folder.parent, {key: (body.get("code_hash"), code_hash)})
+        return _measured(body, self._folder / _file(case))
+
+    def keeper(self, case: str, code_hash: str | None) -> Callable[[Measured], None]:
+        """A function that writes everything measured of a case."""
+
+        def keep(measured: Measured) -> None:
+            self._save(_file(case), {"case": case, "code_hash": code_hash, "measured": asdict(measured)})
+
+        return keep
+
+    def close(self) -> None:
+        """Let another process go on with it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _save(self, name: str, body: Mapping[str, Any]) -> None:
+        if self._folder is not None:
+            _write_whole(self._folder / name, json.dumps({"schema": SCHEMA, **body}, allow_nan=False) + "\n")
+
+
+def read(folder: Path | None) -> dict[str, Any] | None:
+    """What is being measured in a folder: `identity` and `sittings`; None where nothing is unfinished."""
+    found = None if folder is None else _load(folder / FOLDER / "run.json")
+    if found is not None and not (isinstance(found.get("identity"), dict) and isinstance(found.get("sittings"), list)):
+        raise _damaged(Path(str(folder)) / FOLDER / "run.json", "it does not say what was measured")
+    return found
+
+
+def clear(folder: Path) -> None:
+    """The run is done: forget the way there."""
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+
+
+def _file(case: str) -> str:
+    return f"case-{re.sub('[^A-Za-z0-9.]+', '-', case) or 'only'}.json"
+
+
+def _require_equal(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
+    keys = [key for key in dict.fromkeys((*found, *wanted)) if found.get(key) != wanted.get(key)]
+    if keys:
+        _refuse(folder, {key: (found.get(key), wanted.get(key)) for key in keys})
+
+
+def _refuse(folder: Path, differing: Mapping[str, tuple[Any, Any]]) -> None:
+    told = "; ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in differing.items())
+    raise UsageError(
+        f"the unfinished run in {folder} cannot be gone on with: {told}",
+        hint="make these equal, or measure into another folder with --out",
+        differing=list(differing),
+    )
+
+
+def _measured(body: Mapping[str, Any], path: Path) -> Measured:
+    try:
+        data = body["measured"]
+        samples = {str(arm): tuple(float(v) for v in values) for arm, values in data["samples"].items()}
+        order = tuple(tuple(str(name) for name in block) for block in data["order"])
+        if any(len(values) != len(order) for values in samples.values()):
+            raise ValueError("an arm has more or fewer samples than there are blocks")
+        return Measured(
+            seed=int(data["seed"]),
+            samples=samples,
+            warmups={str(arm): tuple(float(v) for v in values) for arm, values in data["warmups"].items()},
+            order=order,
+            stopped=str(data["stopped"]),
+            notes=tuple(data["notes"]),
+            sittings=tuple(int(n) for n in data["sittings"]),
+            spent_s=float(data["spent_s"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(path, f"{type(error).__name__} {error}") from error
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+        raise _damaged(path, f"its schema is not {SCHEMA}")
+    return body
+
+
+def _damaged(path: Path, why: str) -> UsageError:
+    return UsageError(f"{path} cannot be gone on with: {why}", hint="remove the folder, or name another with --out")
+
+
+def _locked(folder: Path) -> int:
+    handle = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise Busy(f"another process is measuring into {folder.parent}", hint="wait for it, or use --out") from error
+    return handle
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """A reader, and whoever comes after a kill, sees the old file or the new one."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -196,6 +196,8 @@ _MAKERS: dict[str, Callable[[], Iterator[Case]]] = {
     "handoff_sum": cases_handoff.handoff_sum,
     "flag_set": cases_handoff.flag_set,
     "flag_wait": cases_handoff.flag_wait,
+    "epoch_next": cases_handoff.epoch_next,
+    "flag_visibility": cases_handoff.flag_visibility,
     "probe_stream": cases_handoff.probe_stream,
     "probe_chase": cases_handoff.probe_chase,
     "probe_ping_pong": cases_handoff.probe_ping_pong,

@@ -139,10 +139,29 @@ def _compare_probe(before: Call, found: Mapping[str, Tensor]) -> list[Deviation]
     ]
 
 
+def _compare_visibility(before: Call, found: Mapping[str, Tensor]) -> list[Deviation]:
+    """Last values; stamps of one device in order, no reader's before its writer's; places of parties that there are."""
+    expected = resolve(before.op.reference)(before.operands, before.attrs)
+    stamps, exact = found["stamps"], before.op.tolerance
+    written = stamps < torch.iinfo(torch.int64).max  # what an output is poisoned with
+    later = torch.ones_like(written)
+    later[1:] &= stamps[1:] >= stamps[0]
+    later[:, 1:] &= stamps[:, 1:] >= stamps[:, :-1]
+    sane = ((stamps >= 0) & written & later).to(torch.int32)
+    placed = ((found["xcc"] >= 0) & (found["xcc"] < MOST_PLACES)).to(torch.int32)
+    return [
+        *(worst(name, found[name], expected[name], exact) for name in ("flag", "acks")),
+        worst("stamps", sane, Expected(torch.ones_like(sane)), exact),
+        worst("xcc", placed, Expected(torch.ones_like(placed)), exact),
+    ]
+
+
+MOST_PLACES = 1024  # XCDs of a card or SMs of a GPU: more there are not
 _SPECIAL: dict[str, Any] = {
     "probe_stream": _compare_stream,
     "probe_chase": _compare_probe,
     "probe_ping_pong": _compare_probe,
+    "flag_visibility": _compare_visibility,
     "quantize_mxfp8": _compare_mxfp8,
     "attention_split": _compare_splits,
     "head_argmax": _compare_head,

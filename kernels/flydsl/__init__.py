@@ -21,6 +21,8 @@ OPS: dict[str, str] = {
     "head_argmax": f"{_HERE}.head:head_argmax",
     "handoff_put": f"{_HERE}.handoff:handoff_put",
     "handoff_sum": f"{_HERE}.handoff:handoff_sum",
-    "flag_set": f"{_HERE}.handoff:flag_set",
-    "flag_wait": f"{_HERE}.handoff:flag_wait",
+    "flag_set": f"{_HERE}.flags:flag_set",
+    "flag_wait": f"{_HERE}.flags:flag_wait",
+    "epoch_next": f"{_HERE}.flags:epoch_next",
+    "flag_visibility": f"{_HERE}.visibility:flag_visibility",
 }

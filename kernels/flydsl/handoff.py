@@ -1,9 +1,8 @@
-"""Hand-offs between shards: values that carry their tag in one 64-bit word, and flags that publish other memory.
+"""Hand-offs between shards: values that carry their tag in one 64-bit word.
 
 A packed word (tag in the high half, fp32 bits in the low half) is one 64-bit store and needs no ordering: monotonic,
-system scope (`sc0 sc1`). A release would write back the whole L2 for every message. Flags do publish other memory:
-release (`buffer_wbl2 sc0 sc1`, wait, store), and after the wait an acquire (`buffer_inv sc0 sc1`). The mailbox or flag
-belongs in the memory of the consumer's die: the producer writes across, nobody polls across. Every wait has a limit.
+system scope (`sc0 sc1`). A release would write back the whole L2 for every message. The mailbox belongs in the memory
+of the consumer's die: the producer writes across, nobody polls across. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from dieplace.codegen import flydsl_names as fn
 from dieplace.codegen.launch import Attrs, KernelOp, Launch, Operands
-from dieplace.errors import KernelFault
+from dieplace.kernels.arrival import require_arrival as require_arrival
 from dieplace.kernels.flydsl.tiles import (
     STREAM,
     WAVE,
@@ -29,31 +28,50 @@ from dieplace.kernels.flydsl.tiles import (
 THREADS = 256
 SUM_WAVES = 16  # one workgroup, so that the last word that failed is known without a second launch
 MONOTONIC = fn.AtomicOrdering.Monotonic
+MASK = 0x7FFFFFFF  # tags and counted values are 31 bits and wrap
+
+
+@flyc.jit
+def counted_value(value: Any, epoch: Any, counted: bool) -> Any:
+    """The value itself, or how many steps this device has counted plus the value."""
+    if fx.const_expr(counted):
+        return (pointer(epoch).load() + value) & MASK
+    return value
 
 
 @cache
-def build_handoff_put() -> Any:
-    """Launcher (x, mailbox, n, tag): word i becomes tag << 32 | bits of x[i]. x fp32, mailbox int64, both (n)."""
+def build_handoff_put(counted: bool = False) -> Any:
+    """Launcher (x, mailbox, epoch, n, tag): word i becomes tag << 32 | bits of x[i]. x fp32, mailbox int64, both (n).
+
+    `epoch` (1) int32 is counted on from where `counted`, else anything.
+    """
 
     @flyc.kernel
-    def handoff_put_kernel(x: fx.Tensor, mailbox: fx.Tensor, n: fx.Int32, tag: fx.Int32) -> None:
+    def handoff_put_kernel(x: fx.Tensor, mailbox: fx.Tensor, epoch: fx.Tensor, n: fx.Int32, tag: fx.Int32) -> None:
         i = fx.block_idx.x * THREADS + fx.thread_idx.x
         if i < n:
             bits = (pointer(x) + i).load().bitcast(fx.Int32)
-            word = (fx.Int64(tag) << 32) | (fx.Int64(bits) & 0xFFFFFFFF)
+            word = (fx.Int64(counted_value(tag, epoch, counted)) << 32) | (fx.Int64(bits) & 0xFFFFFFFF)
             fx.generic_store(pointer(mailbox) + i, word, memory_order=MONOTONIC)
 
     @flyc.jit
-    def handoff_put(x: fx.Tensor, mailbox: fx.Tensor, n: fx.Int32, tag: fx.Int32, stream: fx.Stream = STREAM) -> None:
+    def handoff_put(
+        x: fx.Tensor, mailbox: fx.Tensor, epoch: fx.Tensor, n: fx.Int32, tag: fx.Int32, stream: fx.Stream = STREAM
+    ) -> None:
         grid = ((n + (THREADS - 1)) // THREADS, 1, 1)
-        handoff_put_kernel(x, mailbox, n, tag).launch(grid=grid, block=(THREADS, 1, 1), stream=stream)
+        handoff_put_kernel(x, mailbox, epoch, n, tag).launch(grid=grid, block=(THREADS, 1, 1), stream=stream)
 
     return handoff_put
 
 
 @flyc.jit
-def add_status(status: Any, failed: Any, place: Any, seen: Any, waves: int) -> None:
-    """status[0] += words that failed, status[1] += what the last of them (largest `place`) held. Ends in a barrier."""
+def add_status(
+    status: Any, record: Any, failed: Any, place: Any, seen: Any, expected: Any, waves: int, recording: bool
+) -> None:
+    """status[0] += words that failed, status[1] += what the last of them (largest `place`) held. Ends in a barrier.
+
+    Where `recording`, the first wait that gave up is noted in `record`: index + 1, expected, last read, block.
+    """
     lds = fx.SharedAllocator()
     counts, places = shared(lds, fx.Int32, waves), shared(lds, fx.Int32, waves)
     values = shared(lds, fx.Int32, waves)
@@ -74,14 +92,22 @@ def add_status(status: Any, failed: Any, place: Any, seen: Any, waves: int) -> N
         cell = pointer(status)
         cell.store(cell.load() + total)
         (cell + 1).store((cell + 1).load() + held)
+        if fx.const_expr(recording):
+            note = pointer(record)
+            if (total > 0) & (note.load() == 0):
+                note.store(best + 1)
+                (note + 1).store(expected)
+                (note + 2).store(held)
+                (note + 3).store(fx.block_idx.x)
 
 
 @cache
-def build_handoff_sum(*, residual: str, fp32: bool) -> Any:
-    """Launcher (own, mailbox, residual, out, status, n, tag, spin_limit): out = own + sent (+ residual), fp32 sums.
+def build_handoff_sum(*, residual: str, fp32: bool, counted: bool = False, recording: bool = False) -> Any:
+    """Launcher (own, mailbox, residual, out, status, record, epoch, n, tag, spin_limit): out = own + sent (+ residual).
 
-    own fp32, mailbox int64, residual bf16 ("" for none), out fp32 or bf16, all (n); status (2) int32 in place. A word
-    whose tag has not come after `spin_limit` polls counts as one time-out, adds 0, and its tag is reported.
+    own fp32, mailbox int64, residual bf16 ("" for none), out fp32 or bf16, all (n), summed in fp32; status (2), record
+    (4) and epoch (1) int32. A word whose tag has not come after `spin_limit` polls counts as one time-out, adds 0, and
+    its tag is reported.
     """
     dtype = fx.Float32 if fp32 else fx.BFloat16
     kind = residual
@@ -94,22 +120,25 @@ def build_handoff_sum(*, residual: str, fp32: bool) -> Any:
         residual: fx.Tensor,
         out: fx.Tensor,
         status: fx.Tensor,
+        record: fx.Tensor,
+        epoch: fx.Tensor,
         n: fx.Int32,
         tag: fx.Int32,
         spin_limit: fx.Int32,
     ) -> None:
+        expected = counted_value(tag, epoch, counted)
         failed, place, seen = fx.Int32(0), fx.Int32(-1), fx.Int32(0)
         for step in range((n + (threads - 1)) // threads, unroll=1):  # type: ignore[call-overload]
             i = fx.Int32(step) * threads + fx.thread_idx.x
             if i < n:
                 word, found, left = fx.Int64(0), fx.Int32(0), spin_limit
-                while (found != tag) & (left > 0):
+                while (found != expected) & (left > 0):
                     word = fx.generic_load(pointer(mailbox) + i, memory_order=MONOTONIC)
                     found = fx.Int32(word >> 32)
                     left = left - 1
-                    if found != tag:
+                    if found != expected:
                         fn.sleep(1)
-                arrived = found == tag
+                arrived = found == expected
                 sent = arrived.select(fx.Int32(word).bitcast(fx.Float32), fx.Float32(0.0))
                 total = (pointer(own) + i).load() + sent
                 if fx.const_expr(kind != ""):
@@ -118,7 +147,7 @@ def build_handoff_sum(*, residual: str, fp32: bool) -> Any:
                 failed = failed + arrived.select(fx.Int32(0), fx.Int32(1))
                 place = arrived.select(place, i)
                 seen = arrived.select(seen, found)
-        add_status(status, failed, place, seen, SUM_WAVES)
+        add_status(status, record, failed, place, seen, expected, SUM_WAVES, recording)
 
     @flyc.jit
     def handoff_sum(
@@ -127,127 +156,45 @@ def build_handoff_sum(*, residual: str, fp32: bool) -> Any:
         residual: fx.Tensor,
         out: fx.Tensor,
         status: fx.Tensor,
+        record: fx.Tensor,
+        epoch: fx.Tensor,
         n: fx.Int32,
         tag: fx.Int32,
         spin_limit: fx.Int32,
         stream: fx.Stream = STREAM,
     ) -> None:
-        handoff_sum_kernel(own, mailbox, residual, out, status, n, tag, spin_limit).launch(
+        handoff_sum_kernel(own, mailbox, residual, out, status, record, epoch, n, tag, spin_limit).launch(
             grid=(1, 1, 1), block=(threads, 1, 1), stream=stream
         )
 
     return handoff_sum
 
 
-@cache
-def build_flag_set() -> Any:
-    """Launcher (flag, count, stride, value): everything this device wrote before is visible to who sees the value."""
-
-    @flyc.kernel
-    def flag_set_kernel(flag: fx.Tensor, count: fx.Int32, stride: fx.Int32, value: fx.Int32) -> None:
-        fx.memory_fence(ordering=fn.AtomicOrdering.Release)
-        for step in range((count + (WAVE - 1)) // WAVE, unroll=1):  # type: ignore[call-overload]
-            i = fx.Int32(step) * WAVE + fx.thread_idx.x
-            if i < count:
-                fx.generic_store(pointer(flag) + i * stride, value, memory_order=MONOTONIC)
-
-    @flyc.jit
-    def flag_set(
-        flag: fx.Tensor, count: fx.Int32, stride: fx.Int32, value: fx.Int32, stream: fx.Stream = STREAM
-    ) -> None:
-        flag_set_kernel(flag, count, stride, value).launch(grid=(1, 1, 1), block=(WAVE, 1, 1), stream=stream)
-
-    return flag_set
-
-
-@cache
-def build_flag_wait() -> Any:
-    """Launcher (flag, status, count, stride, value, spin_limit): one wave, a lane a flag, an acquire at the end."""
-
-    @flyc.kernel
-    def flag_wait_kernel(
-        flag: fx.Tensor, status: fx.Tensor, count: fx.Int32, stride: fx.Int32, value: fx.Int32, spin_limit: fx.Int32
-    ) -> None:
-        failed, place, seen = fx.Int32(0), fx.Int32(-1), fx.Int32(0)
-        for step in range((count + (WAVE - 1)) // WAVE, unroll=1):  # type: ignore[call-overload]
-            i = fx.Int32(step) * WAVE + fx.thread_idx.x
-            if i < count:
-                found, left, polled = fx.Int32(0), spin_limit, fx.Int32(0)
-                while ((found != value) | (polled == 0)) & (left > 0):
-                    found = fx.generic_load(pointer(flag) + i * stride, memory_order=MONOTONIC)
-                    polled = fx.Int32(1)
-                    left = left - 1
-                    if found != value:
-                        fn.sleep(1)
-                arrived = (found == value) & (polled == 1)
-                failed = failed + arrived.select(fx.Int32(0), fx.Int32(1))
-                place = arrived.select(place, i)
-                seen = arrived.select(seen, found)
-        fx.memory_fence(ordering=fn.AtomicOrdering.Acquire)
-        add_status(status, failed, place, seen, 1)
-
-    @flyc.jit
-    def flag_wait(
-        flag: fx.Tensor,
-        status: fx.Tensor,
-        count: fx.Int32,
-        stride: fx.Int32,
-        value: fx.Int32,
-        spin_limit: fx.Int32,
-        stream: fx.Stream = STREAM,
-    ) -> None:
-        flag_wait_kernel(flag, status, count, stride, value, spin_limit).launch(
-            grid=(1, 1, 1), block=(WAVE, 1, 1), stream=stream
-        )
-
-    return flag_wait
-
-
-def require_arrival(status: Any, *, flag: str, expected: int, waiter: str) -> None:
-    """KernelFault when a wait gave up: names the flag, what was expected, what was read last and who waited."""
-    failed, seen = (int(v) for v in status.tolist())
-    if failed:
-        raise KernelFault(
-            f"{waiter} waited for {flag} to hold {expected}: {failed} never did, the last one held {seen}",
-            hint="the producer was not launched, or its store is not visible to this die",
-            flag=flag,
-            expected=expected,
-            last_read=seen,
-            timeouts=failed,
-            waiter=waiter,
-        )
-
-
 def _plan_put(operands: Operands, attrs: Attrs) -> list[Launch]:
-    x = operands["x"]
-    return [Launch(build_handoff_put(), (x, operands["mailbox"], x.numel(), int(attrs["tag"])))]
+    x, epoch = operands["x"], operands.get("epoch")
+    tensors = (x, operands["mailbox"], x if epoch is None else epoch)
+    return [Launch(build_handoff_put(epoch is not None), (*tensors, x.numel(), int(attrs["tag"])))]
 
 
 def _plan_sum(operands: Operands, attrs: Attrs) -> list[Launch]:
     own, residual, out = operands["own"], operands["residual"], operands["out"]
-    launcher = build_handoff_sum(residual="" if residual is None else "bf16", fp32=str(out.dtype) == "torch.float32")
-    tensors = (own, operands["mailbox"], own if residual is None else residual, out, operands["status"])
+    launcher = build_handoff_sum(
+        residual="" if residual is None else "bf16", fp32=str(out.dtype) == "torch.float32", **optional_parts(operands)
+    )
+    tensors = (own, operands["mailbox"], own if residual is None else residual, out, *bookkeeping(operands))
     return [Launch(launcher, (*tensors, own.numel(), int(attrs["tag"]), int(attrs["spin_limit"])))]
 
 
-def flag_lines(flag: Any) -> Any:
-    """Flags with a stride of their own as the plain run of memory that they lie in (FlyDSL wants one unit stride)."""
-    count, stride = flag.numel(), flag.stride(0)
-    return flag.as_strided(((count - 1) * stride + 1,), (1,))
+def optional_parts(operands: Operands) -> dict[str, bool]:
+    """Which of the optional operands a wait was given."""
+    return {"counted": operands.get("epoch") is not None, "recording": operands.get("record") is not None}
 
 
-def _plan_set(operands: Operands, attrs: Attrs) -> list[Launch]:
-    flag = operands["flag"]
-    return [Launch(build_flag_set(), (flag_lines(flag), flag.numel(), flag.stride(0), int(attrs["value"])))]
-
-
-def _plan_wait(operands: Operands, attrs: Attrs) -> list[Launch]:
-    flag, status = operands["flag"], operands["status"]
-    numbers = (flag.numel(), flag.stride(0), int(attrs["value"]), int(attrs["spin_limit"]))
-    return [Launch(build_flag_wait(), (flag_lines(flag), status, *numbers))]
+def bookkeeping(operands: Operands) -> tuple[Any, Any, Any]:
+    """status, record and epoch; status stands in for what was not given and is not read as such."""
+    status, record, epoch = (operands.get(name) for name in ("status", "record", "epoch"))
+    return status, status if record is None else record, status if epoch is None else epoch
 
 
 handoff_put = KernelOp(_plan_put)
 handoff_sum = KernelOp(_plan_sum)
-flag_set = KernelOp(_plan_set)
-flag_wait = KernelOp(_plan_wait)

@@ -209,6 +209,10 @@ def small_samples() -> Iterator[Sample]:
     yield Sample("handoff_sum", f"{n} words", {**own, **status}, {"tag": 1})
     yield Sample("flag_set", "1 flag", {"flag": zeros(1, dtype=I32)}, {"value": 1})
     yield Sample("flag_wait", "1 flag", {"flag": zeros(1, dtype=I32) + 1, **status}, {"value": 1})
+    yield Sample("epoch_next", "1 counter", {"epoch": zeros(1, dtype=I32)}, {"step": 64})
+    parties = {"stamps": zeros(3, 2, dtype=torch.int64), "xcc": zeros(3, dtype=I32)}
+    lines = {"flag": zeros(32, dtype=I32), "acks": zeros(64, dtype=I32)}
+    yield Sample("flag_visibility", "2 readers, 2 rounds", {**lines, **parties}, {"first": 1, "spin_limit": 1 << 16})
 
 
 def samples() -> Iterator[Sample]:

@@ -14,6 +14,7 @@ from dieplace.codegen.cache_bits import TABLE
 from dieplace.codegen.launch import Attrs, KernelOp, Launch, Operands
 from dieplace.kernels.flydsl.tiles import STREAM, flyc, fx, pointer
 
+SCOPES = ("system", "agent")
 LINE_WORDS = 32  # one 128-byte line a flag or acknowledgement
 MONOTONIC = fn.AtomicOrdering.Monotonic
 
@@ -93,11 +94,16 @@ def _plan(operands: Operands, attrs: Attrs) -> list[Launch]:
     stamps = operands["stamps"]
     readers, rounds = stamps.shape[0] - 1, stamps.shape[1]
     first_party = int(attrs.get("party", 0))
-    parties = int(attrs.get("parties", readers + 1 - first_party))
+    parties = int(attrs.get("parties", 0)) or readers + 1 - first_party
     numbers = (int(attrs.get("first", 1)), rounds, readers, int(attrs.get("spin_limit", 1 << 24)), first_party, parties)
     names = ("flag", "acks", "stamps", "xcc")
     launcher = build_flag_visibility(attrs.get("scope", "system"))
     return [Launch(launcher, (*(operands[name] for name in names), *numbers))]
 
 
-flag_visibility = KernelOp(_plan)
+def _supports(operands: Operands, attrs: Attrs) -> str | None:
+    scope = attrs.get("scope", "system")
+    return None if scope in SCOPES else f"scope {scope!r} is none of {', '.join(SCOPES)}"
+
+
+flag_visibility = KernelOp(_plan, _supports)

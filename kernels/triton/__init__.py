@@ -21,4 +21,10 @@ OPS: dict[str, str] = {
     "expert_down": f"{_HERE}.experts:expert_down",
     "mlp_gate_up": f"{_HERE}.gemv:mlp_gate_up",
     "head_argmax": f"{_HERE}.head:head_argmax",
+    "handoff_put": f"{_HERE}.handoff:handoff_put",
+    "handoff_sum": f"{_HERE}.handoff:handoff_sum",
+    "flag_set": f"{_HERE}.handoff:flag_set",
+    "flag_wait": f"{_HERE}.handoff:flag_wait",
+    "epoch_next": f"{_HERE}.handoff:epoch_next",
+    "flag_visibility": f"{_HERE}.visibility:flag_visibility",
 }

@@ -16,7 +16,7 @@ from dieplace.emulator.execution import concurrent, run
 from dieplace.emulator.hbm import EmulatedHBM
 from dieplace.emulator.isa.hierarchy_watch import StaleRead
 from dieplace.errors import KernelFault
-from dieplace.kernels.flydsl import handoff
+from dieplace.kernels.flydsl import flags, handoff
 from dieplace.kernels.flydsl.gemv import build_gemv_bf16
 from dieplace.kernels.flydsl.norm import build_rmsnorm
 from dieplace.kernels.flydsl.visibility import build_flag_visibility
@@ -95,8 +95,8 @@ def test_halves_meet_across_the_dies(seed: int, residual: bool) -> None:
     status = on_die(memory, 1, 2, dtype=I32)
     launcher = handoff.build_handoff_sum(residual="bf16" if residual else "", fp32=True)
     with concurrent(seed=seed):
-        run(launcher, own, mailbox, rest, out, status, n, 5, 10_000, device="gpu0/p1", memory=memory)
-        run(handoff.build_handoff_put(), sent, mailbox, n, 5, device="gpu0/p0", memory=memory)
+        run(launcher, own, mailbox, rest, out, status, status, status, n, 5, 10_000, device="gpu0/p1", memory=memory)
+        run(handoff.build_handoff_put(), sent, mailbox, sent, n, 5, device="gpu0/p0", memory=memory)
     want = halves[0].double() + halves[1].double() + (rest.double() if residual else 0)
     assert torch.allclose(out.double(), want, atol=1e-6)
     assert status.tolist() == [0, 0]
@@ -115,10 +115,10 @@ def test_a_flag_publishes_what_was_written_before_it(seed: int) -> None:
     produce = build_gemv_bf16(hidden, 1, bias=False, fp32=False)
     consume = build_rmsnorm(hidden, "before_cast", 1e-6, residual=False, fp32_weight=True)
     with concurrent(seed=seed):
-        run(handoff.build_flag_wait(), flag, status, 1, 1, 9, 100_000, device="gpu0/p1", memory=memory)
+        run(flags.build_flag_wait(), flag, status, status, status, 1, 1, 9, 100_000, device="gpu0/p1", memory=memory)
         run(consume, row, row, gain, out, out, 1, device="gpu0/p1", memory=memory)
         run(produce, weight, x, x, row, hidden, device="gpu0/p0", memory=memory)
-        run(handoff.build_flag_set(), flag, 1, 1, 9, device="gpu0/p0", memory=memory)
+        run(flags.build_flag_set(), flag, flag, 1, 1, 9, device="gpu0/p0", memory=memory)
     assert status.tolist() == [0, 0]
     want = (x.double() * 3).to(BF16).double()
     want = want / (want.pow(2).mean() + 1e-6).sqrt()

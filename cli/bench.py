@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -117,8 +116,7 @@ def run_experiment(
     with render.progress(ctx, name, None if bytes_from == "counted" else experiment.steps) as step:
         runs, paths = [], []
         # Each is saved as soon as it is there: Ctrl-C and a reader of stdout that goes away must not lose the work.
-        # Closed at once, whatever happens: an experiment that switched modes restores them in its own `finally`.
-        with closing(experiment.run(backend, options, step)) as taken:
+        with registry.taking(experiment, backend, options, step) as taken:
             for run in taken:
                 runs.append(run)
                 paths.append(run.save(folder / f"{run.block}.json"))
@@ -217,6 +215,7 @@ def _show(ctx: click.Context, schema: str, runs: Sequence[Run], files: dict[str,
         **files,
         "origin": summary.title_word(runs),
         "verdicts": summary.verdicts(runs),
+        "left_out": summary.left_out(runs),
         "arms": summary.arm_rows(runs),
         "terms": summary.term_rows(runs),
         "stages": summary.stage_rows(runs),

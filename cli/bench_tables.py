@@ -23,7 +23,7 @@ def tables(runs: Sequence[Run], payload: dict[str, Any], why: str | None) -> lis
     step = summary.step_word(runs)
     few = len(payload["arms"]) <= MOST_ARMS_ACROSS
     parts: list[Table | str] = [_arm_table(payload["arms"], step, f"Time per {step}, {word}: {what}"), ""]
-    parts += [*payload["verdicts"], ""]
+    parts += [*payload["verdicts"], *(f"left out: {block}: {why}" for block, why in payload["left_out"].items()), ""]
     parts += [_term_table(payload["terms"], f"What the placement adds to a {step} by cause, {word}, us"), ""]
     if few:
         parts += [Table(_stage_columns(runs), payload["stages"], title=f"Microseconds a {step} by stage, {word}"), ""]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dieplace.errors import Declined, NoSuchMode, Unsupported, UsageError
+from dieplace.errors import Declined, Unsupported, UsageError
 from dieplace.experiments.modelled import Spec, block_on, refuse_elsewhere
 from dieplace.experiments.private_node import FIRST_MODE, private_node
 from dieplace.experiments.registry import Experiment, Options, Progress, refuse_arms
@@ -82,19 +82,21 @@ def each_mode(machine: Machine, options: Options, progress: Progress, take: Take
 def blocks_of(machine: Machine, options: Options) -> Blocks:
     """Which modes this node can take, asked of the plans themselves; nothing is changed.
 
-    A mode that the card does not offer, or that AMD does not list and nobody allowed, is left out with that reason.
+    A mode that the card does not offer, that a cloud has frozen, or that AMD does not list and nobody allowed, is left
+    out with that reason.
     """
     modes, left_out = {}, {}
     for block, mode in BLOCKS.items():
         try:
             _plan(machine, mode, options)
-        except NoSuchMode as error:
+        except Unsupported as error:
             left_out[block] = f"{error.message}: {error.hint}" if error.hint else error.message
         else:
             modes[block] = mode
     if not modes:
         raise Unsupported(
-            f"mode has no block to run here: {'; '.join(left_out.values())}", hint="see: dieplace partition show"
+            f"mode has no block to run here: {'; '.join(dict.fromkeys(left_out.values()))}",
+            hint="see: dieplace partition show",
         )
     return Blocks(modes, left_out)
 
@@ -171,9 +173,14 @@ def _led_back(machine: Machine, progress: Progress) -> Iterator[_Node]:
     now = {card.id: card.mode for card in machine.cards if card.mode is not None}
     if not now:
         raise UsageError("no card says its mode", hint="see: dieplace partition show")
-    with partitioned(plan(machine, now, allow_unvalidated=True)) as same:
-        yield _Node(same)
-    progress("the first modes again, verified")
+    node, session = _Node(machine), machine.require_session("switch modes")
+    try:
+        with partitioned(plan(machine, now, allow_unvalidated=True)) as same:
+            node.machine = same
+            yield node
+    finally:
+        if {card.id: card.mode for card in session.snapshot().cards} == now:
+            progress("the first modes again, read back")
 
 
 def _told(run_: Run, found: Blocks, switched: _Switched, before: Mapping[str, str]) -> Run:

@@ -81,6 +81,7 @@ def page(runs: Sequence[Run]) -> str:
 def _modelled_sections(runs: Sequence[Run], word: str) -> list[str]:
     return [
         *(f'<p class="said">{escape(line)}</p>' for line in summary.verdicts(runs)),
+        *(f"<p>Left out: {escape(block)}: {escape(why)}</p>" for block, why in summary.left_out(runs).items()),
         token_section(runs, word),
         cause_section(runs, word),
         stage_section(runs, word),

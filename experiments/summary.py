@@ -156,6 +156,11 @@ def verdicts(runs: Sequence[Run]) -> list[str]:
     return said
 
 
+def left_out(runs: Sequence[Run]) -> dict[str, str]:
+    """Blocks that an experiment did not take, with the reason, as its runs say."""
+    return {str(block): str(why) for run in runs for block, why in run.facts.get("left_out", {}).items()}
+
+
 def percent(found: Quantity) -> str:
     """`28.0 % [14.6, 28.0]`; `unknown` with the why where there is no value."""
     if found.value is None:

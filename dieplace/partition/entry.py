@@ -199,8 +199,12 @@ def partitioned(
     finally:
         control = control_of(session, plan.rocm_path)
         control.pin({card.bdf: card.id for card in plan.before.cards})
+        now = control.read()
+        if not now.driver_loaded:  # a switch inside failed between unload and load: its own journal leads out of that
+            carry_out(plan_restore(control), control, wait_s=wait_s, progress=progress, limits=limits)
+            now = control.read()
         back = build(
-            control, control.read(), modes_of(plan.before), allow_unvalidated=True, units=plan.stop_units,
+            control, now, modes_of(plan.before), allow_unvalidated=True, units=plan.stop_units,
             clear_pending=True, purpose="restore",
         )  # fmt: skip
         back = replace(back, restore_to=plan.before)

@@ -10,6 +10,7 @@ import click
 
 from dieplace.cli import render
 from dieplace.cli.bench_files import load_runs, new_folder, one_run
+from dieplace.cli.bench_going_on import going_on, interrupted, watched
 from dieplace.cli.bench_tables import live_parts, one_decimal, tables
 from dieplace.cli.options import BACKENDS, settings
 from dieplace.cli.table import Column, Table
@@ -84,6 +85,9 @@ def list_experiments(ctx: click.Context) -> None:
 @click.option(
     "--out", metavar="DIR", help="Folder for runs and report.  [default: dieplace-runs/NAME-TIME in this folder]"
 )
+@click.option(
+    "--resume", metavar="DIR", help="Go on with the interrupted run in this folder, by the options it was begun with."
+)
 @click.pass_context
 def run_experiment(
     ctx: click.Context,
@@ -98,8 +102,12 @@ def run_experiment(
     yes: bool,
     label: str,
     out: str | None,
+    resume: str | None,
 ) -> None:
-    """Run one experiment; writes one run file a block and a report."""
+    """Run one experiment; writes one run file a block and a report.
+
+    Ctrl-C saves what was measured (exit 130); --resume goes on, after a kill too.
+    """
     from dieplace.experiments import registry, report
 
     experiment = registry.get(name)
@@ -111,18 +119,23 @@ def run_experiment(
     options = replace(options, consent=_agreed(ctx, experiment, backend, options, yes=yes))
     if bytes_from == "counted":
         render.say(ctx, "counting bytes by running the kernels on the emulator: a minute or more unless cached")
-    folder = new_folder(name, out)
+    options = going_on(ctx, name, options, resume, out)
+    folder = new_folder(name, resume or out)
     # Counting adds a step for each stage that has to be run again: how many is not known before.
-    with render.progress(ctx, name, None if bytes_from == "counted" else experiment.steps) as step:
+    steps = experiment.live_steps if backend == "nvidia" and experiment.live_steps else experiment.steps
+    with render.progress(ctx, name, None if bytes_from == "counted" else steps) as step:
         runs, paths = [], []
         # Each is saved as soon as it is there: Ctrl-C and a reader of stdout that goes away must not lose the work.
-        with registry.taking(experiment, backend, options, step) as taken:
+        with registry.taking(experiment, backend, watched(options, folder, step), step) as taken:
             for run in taken:
                 runs.append(run)
                 paths.append(run.save(folder / f"{run.block}.json"))
     page = report.write(runs, folder / "report.html")
     files = {"folder": str(folder), "runs": [str(path) for path in paths], "report": str(page)}
+    stopped = interrupted(ctx, name, folder, runs)
     _show(ctx, "bench-run/1", runs, files)
+    if stopped:
+        ctx.exit(130)
 
 
 @bench.command("show")

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -105,26 +106,50 @@ def note(text: str) -> None:
     _to_stderr(text)
 
 
-@contextmanager
-def progress(ctx: click.Context, label: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
-    """`with progress(ctx, "building", 12) as step: step("gemv")`: a bar on a terminal, else one line a step."""
-    done = 0
-    live = not settings(ctx).quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+class Steps:
+    """Progress of one piece of work: call it with what was done; `within` tells of the step under way."""
 
-    def step(text: str) -> None:
-        nonlocal done
-        done += 1
-        head = f"{label} {done}/{total}" if total else f"{label} {done}"
-        if live:
-            _raw_stderr(f"\r\x1b[2K{_bar(done, total)}{head} {text}"[:200])
-        else:
-            say(ctx, f"{head} {text}")
+    SECONDS_BETWEEN_LINES = 10  # of a step under way, where there is no terminal to draw on
 
-    try:
-        yield step
-    finally:
-        if live and done:
+    def __init__(self, ctx: click.Context, label: str, total: int | None) -> None:
+        self._ctx, self._label, self._total = ctx, label, total
+        self._done = 0
+        self._told_at = time.monotonic()
+        self.live = not settings(ctx).quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+    def __call__(self, text: str) -> None:
+        """One step is done."""
+        self._done += 1
+        self._told_at = time.monotonic()
+        self._tell(text)
+
+    def within(self, text: str) -> None:
+        """The step under way has come so far: the bar is drawn anew, or from time to time a line is written."""
+        if self.live or time.monotonic() - self._told_at >= self.SECONDS_BETWEEN_LINES:
+            self._told_at = time.monotonic()
+            self._tell(text)
+
+    def wipe(self) -> None:
+        """Take the bar away."""
+        if self.live:
             _raw_stderr("\r\x1b[2K")
+
+    def _tell(self, text: str) -> None:
+        head = f"{self._label} {self._done}/{self._total}" if self._total else f"{self._label} {self._done}"
+        if self.live:
+            _raw_stderr(f"\r\x1b[2K{_bar(self._done, self._total)}{head} {text}"[:200])
+        else:
+            say(self._ctx, f"{head} {text}")
+
+
+@contextmanager
+def progress(ctx: click.Context, label: str, total: int | None = None) -> Iterator[Steps]:
+    """`with progress(ctx, "building", 12) as step: step("gemv")`: a bar on a terminal, else one line a step."""
+    steps = Steps(ctx, label, total)
+    try:
+        yield steps
+    finally:
+        steps.wipe()
 
 
 def confirm(ctx: click.Context, question: str, *, yes: bool) -> None:

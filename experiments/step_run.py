@@ -19,7 +19,7 @@ from dieplace.experiments.step_bench import PlacedLayers, levels, read_rates
 from dieplace.experiments.step_cases import Case, StepArm
 from dieplace.experiments.step_recipe import gpt_oss
 from dieplace.experiments.step_result import CaseTaken, Taken, as_run
-from dieplace.experiments.unfinished import Unfinished
+from dieplace.experiments.unfinished import OPTIONS, Unfinished
 from dieplace.machine import Machine
 from dieplace.run import Run
 
@@ -84,12 +84,7 @@ class StepRun:
         return {
             "experiment": self.experiment,
             "backend": self.machine.backend,
-            "model": options.model,
-            "precision": options.precision,
-            "context_tokens": options.context_tokens,
-            "shards": options.shards,
-            "bytes_from": options.bytes_from,
-            "arms": list(options.arms),
+            **{key: getattr(options, key) for key in OPTIONS},
             "device": [f"{self.rig.part} {device.bdf}" for device in devices],
             "driver_version": driver_version,
             "seed": self.plan.seed,

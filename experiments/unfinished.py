@@ -13,16 +13,18 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from dieplace.errors import Busy, UsageError
 from dieplace.experiments.harness import Measured
+from dieplace.experiments.registry import Options
 
 SCHEMA = "dieplace/unfinished/1"
 FOLDER = "unfinished"
+OPTIONS = ("model", "precision", "context_tokens", "shards", "bytes_from", "arms")
 
 
 class Unfinished:
@@ -81,6 +83,28 @@ def read(folder: Path | None) -> dict[str, Any] | None:
     if found is not None and not (isinstance(found.get("identity"), dict) and isinstance(found.get("sittings"), list)):
         raise _damaged(Path(str(folder)) / FOLDER / "run.json", "it does not say what was measured")
     return found
+
+
+def continued(folder: Path, experiment: str, options: Options, given: Collection[str]) -> Options:
+    """The options of the unfinished run in a folder; `given` names those a caller chose anew, which must agree.
+
+    UsageError (exit 2) where nothing is unfinished there, or naming what differs.
+    """
+    found = read(folder)
+    if found is None:
+        raise UsageError(f"no run is unfinished in {folder}", hint="measure anew: leave --resume out")
+    saved = found["identity"]
+    differing = {"experiment": (saved.get("experiment"), experiment)} if saved.get("experiment") != experiment else {}
+    kept: dict[str, Any] = {}
+    for key in OPTIONS:
+        asked = getattr(options, key)
+        was = tuple(saved.get(key, ())) if key == "arms" else saved.get(key)
+        if key in given and was != asked:
+            differing[key] = (was, asked)
+        kept[key] = was
+    if differing:
+        _refuse(folder, differing)
+    return replace(options, **kept)
 
 
 def clear(folder: Path) -> None:

@@ -142,13 +142,15 @@ def walk(layers: PlacedLayers, words: torch.Tensor) -> tuple[float, ...]:
 
 def main() -> int:
     """`dieplace` with the simulated device."""
-    import dieplace.discover
+    import importlib
+
     from dieplace.cli import main as frame
     from dieplace.experiments.private_node import private_node
 
     install(setattr)
     with private_node("DPX/NPS2") as machine:
-        setattr(dieplace.discover, "discover", lambda backend: machine)  # noqa: B010
+        # The package offers a function of the module's name.
+        setattr(importlib.import_module("dieplace.discover"), "discover", lambda backend: machine)  # noqa: B010
         return frame.main(sys.argv[1:])
 
 

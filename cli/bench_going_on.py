@@ -1,0 +1,59 @@
+"""A bench run that is gone on with, interrupted, or done: what the command does around the measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from dieplace.cli import render
+from dieplace.errors import UsageError
+
+if TYPE_CHECKING:
+    from dieplace.experiments.registry import Options
+    from dieplace.run import Run
+
+# Parameters of the command by the options that they set.
+_PARAMETERS = {
+    "model": "model",
+    "precision": "precision",
+    "context": "context_tokens",
+    "shards": "shards",
+    "bytes_from": "bytes_from",
+    "arms": "arms",
+}
+
+
+def going_on(ctx: click.Context, name: str, options: Options, resume: str | None, out: str | None) -> Options:
+    """The options of the run to go on with: those it was begun with; a contradiction on the command line is refused."""
+    if resume is None:
+        return options
+    if out is not None and Path(out).resolve() != Path(resume).resolve():
+        raise UsageError(f"--resume {resume} and --out {out} are two folders", hint="leave --out out")
+    from dieplace.experiments.unfinished import continued
+
+    given = {key for word, key in _PARAMETERS.items() if ctx.get_parameter_source(word) is ParameterSource.COMMANDLINE}
+    return continued(Path(resume), name, options, given)
+
+
+def watched(options: Options, folder: Path, steps: render.Steps) -> Options:
+    """Options by which a live run keeps its blocks in the run's folder and tells of them."""
+    from dieplace.experiments.registry import Watch
+
+    return replace(options, watch=Watch(folder, steps.within))
+
+
+def interrupted(ctx: click.Context, name: str, folder: Path, runs: Sequence[Run]) -> bool:
+    """Whether Ctrl-C ended a run; then says how to go on, else forgets the blocks that were kept for that."""
+    from dieplace.experiments.unfinished import clear
+
+    if not any(run.facts.get("stopped") == "interrupted" for run in runs):
+        clear(folder)
+        return False
+    render.say(ctx, "interrupted: what was measured is saved")
+    render.say(ctx, f"  go on with: dieplace bench run {name} --resume {folder}")
+    return True

@@ -20,6 +20,8 @@ LINE_BYTES = 128  # a flag alone on its line, as SyncFlags lays them out
 # Stage names after which a hand-off comes, where the layer has them; the last stage always has one.
 HANDOFF_AFTER = "o_proj"
 HANDOFFS = 2
+SPIN_LIMIT = 1 << 20  # polls: a second or so, where a flag takes microseconds
+VALUES_A_STEP = 64  # the counter moves by as much: hand-offs of one step have the values 1 to 63
 _ROLE_OF = {"k": "kv_cache", "v": "kv_cache", "x": "activation", "flags": "sync_flag"}
 _EXPERT = ("up_", "down_")
 _SPLITS = {1024: 16}  # of attention over the context; beyond 1K enough programs to read a long cache at once
@@ -53,7 +55,7 @@ def gpt_oss(context_tokens: int = layer_speed.CONTEXT, tokens: int = 1, *, hando
         lambda: layer_speed.workspace(context=context_tokens, tokens=tokens, splits=splits),
         layer_speed.triton_stages,
     )
-    return _with_handoffs(plain) if handoffs else plain
+    return recipe_with_handoffs(plain) if handoffs else plain
 
 
 def reads_by_role(layer: layer_speed.Layer, experts_read: float) -> dict[str, float]:
@@ -66,7 +68,8 @@ def reads_by_role(layer: layer_speed.Layer, experts_read: float) -> dict[str, fl
     return found
 
 
-def _with_handoffs(plain: Recipe) -> Recipe:
+def recipe_with_handoffs(plain: Recipe) -> Recipe:
+    """The same step with two flags set and awaited in each layer, counted in device memory from replay to replay."""
     from dieplace.kernels.arrival import require_arrival
     from dieplace.kernels.triton import handoff
 
@@ -74,22 +77,25 @@ def _with_handoffs(plain: Recipe) -> Recipe:
         import torch
 
         made = plain.layer(number)
-        flags = torch.zeros(HANDOFFS, LINE_BYTES // 4, dtype=torch.int32, device="cuda")
+        flags = torch.zeros(HANDOFFS, LINE_BYTES // 4, dtype=torch.int32, device=made.t["x"].device)
         return layer_speed.Layer({**made.t, "flags": flags})
 
     def workspace() -> dict[str, Any]:
         import torch
 
-        def zeros(count: int) -> Any:
-            return torch.zeros(count, dtype=torch.int32, device="cuda")
+        made = plain.workspace()
 
-        return {**plain.workspace(), "epoch": zeros(1), "wait_status": zeros(2), "wait_record": zeros(4)}
+        def zeros(count: int) -> Any:
+            return torch.zeros(count, dtype=torch.int32, device=made["y"].device)
+
+        return {**made, "epoch": zeros(1), "wait_status": zeros(2), "wait_record": zeros(4)}
 
     def stages(one: layer_speed.Layer, work: dict[str, Any]) -> list[Stage]:
         return with_handoffs(list(plain.stages(one, work)), [_meet(one, work, n) for n in range(HANDOFFS)])
 
     def _meet(one: layer_speed.Layer, work: dict[str, Any], number: int) -> list[Stage]:
-        flag, value = one.t["flags"][number : number + 1, 0], {"value": number + 1}
+        flag = one.t["flags"][number : number + 1, 0]
+        value = {"value": number + 1, "spin_limit": SPIN_LIMIT}
         told = {"status": work["wait_status"], "record": work["wait_record"], "epoch": work["epoch"]}
         return [
             ("flag_set", lambda: handoff.flag_set({"flag": flag, "epoch": work["epoch"]}, value)),
@@ -101,7 +107,9 @@ def _with_handoffs(plain: Recipe) -> Recipe:
             work["wait_status"], flag="a layer's hand-off", expected=0, waiter="the step", record=work["wait_record"]
         )
 
-    closing = lambda work: [("epoch_next", lambda: handoff.epoch_next({"epoch": work["epoch"]}, {}))]  # noqa: E731
+    closing = lambda work: [
+        ("epoch_next", lambda: handoff.epoch_next({"epoch": work["epoch"]}, {"step": VALUES_A_STEP}))
+    ]  # noqa: E731
     return Recipe(layer, workspace, stages, closing, check)
 
 

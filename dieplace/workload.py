@@ -5,7 +5,10 @@ Kernels make it, backends run it, the clock times it. Bytes are distinct bytes, 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+from dieplace.errors import UsageError
 
 ROLES = ("weights", "kv_cache", "sync_flag", "activation")
 
@@ -35,13 +38,18 @@ class Handoff:
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of a layer or of the token; `kernel` is a registry name once kernels exist, else None."""
+    """One step of a layer or of the token; `kernel` is a registry name once kernels exist, else None.
+
+    `launches` start the stage's kernels, all of its repeats, on the current device; without them the stage is a
+    description. They are no part of equality, of printing or of what is written down.
+    """
 
     name: str
     operands: tuple[Operand, ...] = ()
     handoff: Handoff | None = None
     kernel: str | None = None
     repeats: int = 1  # times per token (layers)
+    launches: tuple[Callable[[], object], ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,20 @@ class Workload:
     layers: int = 1
     bytes_from: str = "model shapes"
     notes: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def of_launches(cls, name: str, launches: Sequence[Callable[[], object]]) -> Workload:
+        """Work that is nothing but launches in order: one stage of the same name, no bytes told."""
+        return cls(name, (Stage(name, launches=tuple(launches)),), bytes_from="not counted")
+
+    def launches(self) -> tuple[Callable[[], object], ...]:
+        """All launches in order; UsageError for a description, which has none."""
+        found = tuple(launch for stage in self.stages for launch in stage.launches)
+        if not found:
+            raise UsageError(
+                f"workload {self.name!r} describes bytes and has no launches", hint="give its stages launches"
+            )
+        return found
 
     def bytes_by_role(self) -> dict[str, int]:
         """Distinct bytes per token and role, repeats counted."""

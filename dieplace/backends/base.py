@@ -8,7 +8,7 @@ origin (`Figure.origin`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -81,7 +81,7 @@ class Location:
 
 @dataclass(frozen=True)
 class Timing:
-    """Time of one workload: samples in ns where measured, or value and range in ns where modelled."""
+    """Time of one run of a whole workload: samples in ns where measured, or value and range in ns where modelled."""
 
     origin: str  # "measured" or "modelled"
     samples_ns: tuple[float, ...] = ()
@@ -148,12 +148,30 @@ class MemoryBackend(Protocol):
     ) -> AbstractContextManager[None]: ...
 
 
-class Execution(Protocol):
-    """amd, nvidia, emulated."""
+@dataclass(frozen=True)
+class Prepared:
+    """A workload made ready on one device; `work` is the backend's own (a captured graph, or the launches)."""
 
-    def launch(self, workload: Workload, device: Device) -> None: ...
+    workload: Workload
+    device: Device
+    work: Any = field(repr=False)
+
+
+class Execution(Protocol):
+    """amd, nvidia, emulated: what `backend.execution` is where the backend has the group `execution`.
+
+    What runs is a workload whose stages have launches. `prepare` is apart from `launch` and `time` because an
+    experiment times one thing many times while the memory behind its pointers moves: the same captured graph, hence the
+    same binary and the same addresses, must run in every arm. `graph=False` is for work that cannot be captured, such
+    as a copy between two devices. `time` takes one sample of each of what it is given, all started before any is waited
+    for; `flush` runs before and outside the timed region. A device's samples are `measured`; on the emulated backend
+    the clock's value with its range is `modelled`.
+    """
+
+    def prepare(self, workload: Workload, device: Device, *, graph: bool = True) -> Prepared: ...
+    def launch(self, prepared: Prepared) -> None: ...  # starts it and does not wait
     def synchronize(self, device: Device) -> None: ...
-    def time(self, workload: Workload, device: Device) -> Timing: ...
+    def time(self, *prepared: Prepared, flush: Callable[[], None] | None = None) -> tuple[Timing, ...]: ...
 
 
 _INSTEAD = {

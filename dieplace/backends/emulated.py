@@ -17,6 +17,7 @@ from dieplace.sysfs import Sysfs
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from dieplace.emulator.emulated_execution import EmulatedExecution
     from dieplace.emulator.execution import LaunchRecord
     from dieplace.emulator.memory import EmulatedMemory
     from dieplace.emulator.node import Node
@@ -26,7 +27,7 @@ class EmulatedBackend(AmdBackend):
     """An emulated node; `node` is its folder or an open Node, made on first use where it is not there yet."""
 
     name = "emulated"
-    groups = frozenset({"always", "partitioning", "memory"})
+    groups = frozenset({"always", "partitioning", "memory", "execution"})
     source = "emulated"
 
     def __init__(self, node: str | Path | Node | None = None, *, environ: Mapping[str, str] | None = None) -> None:
@@ -84,6 +85,13 @@ class EmulatedBackend(AmdBackend):
 
             self._memory, self._memory_stamp = EmulatedMemory(self.snapshot()), self.stamp()
         return self._memory
+
+    @property
+    def execution(self) -> EmulatedExecution:
+        """Launches on the emulated card as it is now; times are the clock's."""
+        from dieplace.emulator.emulated_execution import EmulatedExecution
+
+        return EmulatedExecution(self.memory.hbm)
 
     def concurrent(self, *, seed: int | None = None) -> AbstractContextManager[list[LaunchRecord]]:
         """Launches made inside run together when the block ends; see `dieplace.emulator.execution.concurrent`."""

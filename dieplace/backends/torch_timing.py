@@ -21,7 +21,7 @@ NO_EVENTS_ON_ROCM = (
     "events inside a captured graph do not give times on ROCm (rocm-systems issue 2380); torch refuses external events"
 )
 NS_PER_MS = 1e6
-Launch = Callable[[], None]
+Launch = Callable[[], object]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ class SimulatedRig:
 
     cache_bytes = CACHE
     part = "NVIDIA H200"
+    share_of_card = 1.0
+    cycle_unit = "SM cycles"
 
     def __init__(self, devices: int = 2, near_rate: float = NEAR_RATE) -> None:
         self.readers = tuple(f"gpu{i}/p0" for i in range(devices))
@@ -54,6 +56,12 @@ class SimulatedRig:
     def together(self, kind: str, far: bool, nbytes: int) -> Callable[[], float]:
         moved = nbytes * (2 if kind == "copy" and not far else 1)
         return lambda: self.noisy(moved / (FAR_RATE if far else self.near_rate))
+
+    def far_homes(self, reader: str) -> dict[str, str]:
+        return {"other card": name for name in self.readers[::-1] if name != reader}
+
+    def no_far_because(self, reader: str) -> str | None:
+        return None if self.far_homes(reader) else link.ONE_DEVICE
 
     def facts(self) -> dict[str, Any]:
         return {}

@@ -30,7 +30,7 @@ class AmdBackend:
     """
 
     name = "amd"
-    groups = frozenset({"always", "partitioning", "memory"})
+    groups = frozenset({"always", "partitioning", "memory", "execution"})
     source = "live"
 
     def __init__(
@@ -113,6 +113,13 @@ class AmdBackend:
             made = hip_memory(self.snapshot(links=False), self.sysfs, library=self._hip_library)
             self._device_memory = (stamp, made)
         return self._device_memory[1]
+
+    @property
+    def execution(self) -> Any:
+        """Launches and times through torch; Unsupported where torch is not built for ROCm or Triton is absent."""
+        from dieplace.backends.torch_execution import TorchExecution
+
+        return TorchExecution(self.name, lambda device: self.memory.homes.index(device))
 
     def partition_control(self, rocm_path: str | None = None) -> Any:
         """What carries out partition changes on this node."""

@@ -47,13 +47,17 @@ def main() -> int:
 
 
 def converse(request: Reply) -> Reply:
-    """Carry out `versions`, `list`, `set-compute` or `set-memory`."""
+    """Carry out `versions`, `descriptors`, `init`, `list`, `set-compute` or `set-memory`."""
     smi = load(request.get("rocm_path"))
     versions = versions_of(smi)
     if request["op"] == "versions":
         return {"ok": True, "versions": versions}
+    if request["op"] == "descriptors":
+        return {"ok": True, "versions": versions, "open": descriptors(smi)}
     begin(smi)
     try:
+        if request["op"] == "init":
+            return {"ok": True, "versions": versions}
         if request["op"] == "list":
             return {"ok": True, "versions": versions, "devices": [describe(smi, h) for h in handles(smi)]}
         handle = find(smi, request["bdf"])
@@ -67,6 +71,32 @@ def converse(request: Reply) -> Reply:
     finally:
         with contextlib.suppress(Exception):  # the process ends here; nothing can be held after it
             smi.amdsmi_shut_down()
+
+
+def descriptors(smi: Any) -> dict[str, list[str]]:
+    """Device files that this process has open: before init, after it, after the getters, and after shutdown."""
+    found = {"before": open_devices()}
+    begin(smi)
+    try:
+        found["initialised"] = open_devices()
+        for handle in handles(smi):
+            describe(smi, handle)
+        found["asked"] = open_devices()
+    finally:
+        with contextlib.suppress(Exception):
+            smi.amdsmi_shut_down()
+    return {**found, "shut_down": open_devices()}
+
+
+def open_devices(folder: str = "/proc/self/fd") -> list[str]:
+    """Files of /dev/dri and /dev/kfd among a process's descriptors, one entry a descriptor: these keep a driver in."""
+    found = []
+    for number in os.listdir(folder):
+        with contextlib.suppress(OSError):  # the listing's own descriptor is gone by now
+            target = os.readlink(os.path.join(folder, number))
+            if target == "/dev/kfd" or target.startswith("/dev/dri/"):
+                found.append(target)
+    return sorted(found)
 
 
 def load(rocm_path: str | None) -> Any:

@@ -14,13 +14,14 @@ from dieplace.sysfs import Sysfs
 
 if TYPE_CHECKING:
     from dieplace.backends.device_memory import DeviceMemory
+    from dieplace.backends.torch_execution import TorchExecution
 
 
 class NvidiaBackend:
     """Each GPU is a card with one device and one domain."""
 
     name = "nvidia"
-    groups = frozenset({"always", "memory"})
+    groups = frozenset({"always", "memory", "execution"})
 
     def __init__(self, *, root: str | Path = "/") -> None:
         self.sysfs = Sysfs(root)
@@ -54,6 +55,13 @@ class NvidiaBackend:
 
             self._device_memory = cuda_memory(self.snapshot(links=False))
         return self._device_memory
+
+    @property
+    def execution(self) -> TorchExecution:
+        """Launches and times through torch; Unsupported where torch or Triton cannot drive these GPUs."""
+        from dieplace.backends.torch_execution import TorchExecution
+
+        return TorchExecution(self.name, lambda device: self.memory.homes.index(device))
 
     def stamp(self) -> tuple[str | None, str | None]:
         """(boot id, None): the driver counts no generations."""

@@ -89,7 +89,7 @@ def flag_visibility() -> Iterator[Case]:
     for number in range(20):
         readers, rounds, scope = 1 + number % 4, 1 + number % 8, ("system", "agent")[number % 3 == 2]
         flag, acks = (torch.arange(n, dtype=torch.int32) % 32 for n in (32, 32 * readers))
-        operands = {
+        operands: dict[str, Tensor | None] = {
             "flag": flag,
             "acks": acks,
             "stamps": poisoned((1 + readers, rounds), torch.int64),

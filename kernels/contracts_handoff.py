@@ -2,7 +2,8 @@
 
 `epoch` is an int32 counter in the memory of the device that runs the op, advanced once a step by `epoch_next`. Where it
 is given, a tag or value is counted on from it on the device, 31 bits: a captured graph that is replayed then waits for
-its own step's value, and not for one that was baked in (aiter PR 3928, DeepGEMM PR 451).
+its own step's value, and not for one that was baked in (aiter PR 3928, DeepGEMM PR 451). A `record` that notes a wait
+that gave up makes the waits after it poll once: a step whose partner is gone ends after one limit, not after all.
 """
 
 from __future__ import annotations

@@ -127,11 +127,13 @@ def between(
         raise UsageError(f"a set of {slots} slots cannot be", hint=f"from 2 to {STEP - 1}")
     run = partial(registry.run, backend=backend, strict=True)
     inboxes = [make(side, (slots, width), "int64") for side in (0, 1)]
-    words = [[make(side, (count,), "int32") for count in (1, 2, RECORD_WORDS)] for side in (0, 1)]
-    sides = [
-        Side(names[side], inboxes[side], inboxes[1 - side], *words[side], run=run, spin_limit=spin_limit)
-        for side in (0, 1)
-    ]
-    made = Exchange((sides[0], sides[1]), slots)
+
+    def side(number: int) -> Side:
+        epoch, status, record = (make(number, (count,), "int32") for count in (1, 2, RECORD_WORDS))
+        return Side(
+            names[number], inboxes[number], inboxes[1 - number], epoch, status, record, run=run, spin_limit=spin_limit
+        )
+
+    made = Exchange((side(0), side(1)), slots)
     made.reset()
     return made

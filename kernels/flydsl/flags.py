@@ -12,7 +12,15 @@ from typing import Any
 
 from dieplace.codegen import flydsl_names as fn
 from dieplace.codegen.launch import Attrs, KernelOp, Launch, Operands
-from dieplace.kernels.flydsl.handoff import MASK, MONOTONIC, add_status, bookkeeping, counted_value, optional_parts
+from dieplace.kernels.flydsl.handoff import (
+    MASK,
+    MONOTONIC,
+    add_status,
+    bookkeeping,
+    counted_value,
+    optional_parts,
+    patience_of,
+)
 from dieplace.kernels.flydsl.tiles import STREAM, WAVE, flyc, fx, pointer
 
 
@@ -58,12 +66,12 @@ def build_flag_wait(counted: bool = False, recording: bool = False) -> Any:
         value: fx.Int32,
         spin_limit: fx.Int32,
     ) -> None:
-        expected = counted_value(value, epoch, counted)
+        expected, patience = counted_value(value, epoch, counted), patience_of(record, spin_limit, recording)
         failed, place, seen = fx.Int32(0), fx.Int32(-1), fx.Int32(0)
         for step in range((count + (WAVE - 1)) // WAVE, unroll=1):  # type: ignore[call-overload]
             i = fx.Int32(step) * WAVE + fx.thread_idx.x
             if i < count:
-                found, left, polled = fx.Int32(0), spin_limit, fx.Int32(0)
+                found, left, polled = fx.Int32(0), patience, fx.Int32(0)
                 while ((found != expected) | (polled == 0)) & (left > 0):
                     found = fx.generic_load(pointer(flag) + i * stride, memory_order=MONOTONIC)
                     polled = fx.Int32(1)

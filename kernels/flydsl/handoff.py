@@ -39,6 +39,15 @@ def counted_value(value: Any, epoch: Any, counted: bool) -> Any:
     return value
 
 
+@flyc.jit
+def patience_of(record: Any, spin_limit: Any, recording: bool) -> Any:
+    """Polls of this wait: one where an earlier wait gave up, so that a step that failed ends after one limit."""
+    if fx.const_expr(recording):
+        once = (spin_limit < 1).select(spin_limit, fx.Int32(1))
+        return (pointer(record).load() == 0).select(spin_limit, once)
+    return spin_limit
+
+
 @cache
 def build_handoff_put(counted: bool = False) -> Any:
     """Launcher (x, mailbox, epoch, n, tag): word i becomes tag << 32 | bits of x[i]. x fp32, mailbox int64, both (n).
@@ -126,12 +135,12 @@ def build_handoff_sum(*, residual: str, fp32: bool, counted: bool = False, recor
         tag: fx.Int32,
         spin_limit: fx.Int32,
     ) -> None:
-        expected = counted_value(tag, epoch, counted)
+        expected, patience = counted_value(tag, epoch, counted), patience_of(record, spin_limit, recording)
         failed, place, seen = fx.Int32(0), fx.Int32(-1), fx.Int32(0)
         for step in range((n + (threads - 1)) // threads, unroll=1):  # type: ignore[call-overload]
             i = fx.Int32(step) * threads + fx.thread_idx.x
             if i < n:
-                word, found, left = fx.Int64(0), fx.Int32(0), spin_limit
+                word, found, left = fx.Int64(0), fx.Int32(0), patience
                 while (found != expected) & (left > 0):
                     word = fx.generic_load(pointer(mailbox) + i, memory_order=MONOTONIC)
                     found = fx.Int32(word >> 32)

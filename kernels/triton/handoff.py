@@ -94,6 +94,15 @@ def _acquire(address, inside, PTX: tl.constexpr):
 
 
 @triton.jit
+def _patience(record, spin_limit, RECORD: tl.constexpr):
+    """Polls of this wait: one where an earlier wait gave up, so that a step that failed ends after one limit."""
+    if RECORD:
+        return tl.where(tl.load(record) == 0, spin_limit, tl.minimum(spin_limit, 1))
+    else:
+        return spin_limit
+
+
+@triton.jit
 def _tell(status, record, failed, place, seen, expected, RECORD: tl.constexpr):
     """status += (time-outs, what the last of them held); the first wait that gave up is noted."""
     tl.store(status, tl.load(status) + failed)
@@ -121,14 +130,14 @@ def _handoff_sum(
     own, mailbox, residual, out, status, record, epoch, n, tag, spin_limit, BLOCK: tl.constexpr,
     RESIDUAL: tl.constexpr, COUNTED: tl.constexpr, RECORD: tl.constexpr,
 ):  # fmt: skip
-    expected = _counted(tag, epoch, COUNTED)
+    expected, patience = _counted(tag, epoch, COUNTED), _patience(record, spin_limit, RECORD)
     failed, place, seen = 0, -1, 0
     for start in range(0, n, BLOCK):
         at = start + tl.arange(0, BLOCK)
         inside = at < n
         word = tl.zeros((BLOCK,), tl.int64)
         pending = inside
-        left = spin_limit
+        left = patience
         while (tl.sum(pending.to(tl.int32), axis=0) > 0) & (left > 0):
             got = tl.load(mailbox + at, mask=pending, other=0, volatile=True)
             word = tl.where(pending, got, word)
@@ -160,14 +169,14 @@ def _flag_wait(
     flag, status, record, epoch, count, stride, value, spin_limit, LANES: tl.constexpr, COUNTED: tl.constexpr,
     RECORD: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    expected = _counted(value, epoch, COUNTED)
+    expected, patience = _counted(value, epoch, COUNTED), _patience(record, spin_limit, RECORD)
     failed, place, seen = 0, -1, 0
     for start in range(0, count, LANES):
         at = start + tl.arange(0, LANES)
         inside = at < count
         found = tl.zeros((LANES,), tl.int32)
         pending = inside
-        left = spin_limit
+        left = patience
         while (tl.sum(pending.to(tl.int32), axis=0) > 0) & (left > 0):
             got = tl.load(flag + at * stride, mask=pending, other=0, volatile=True)
             found = tl.where(pending, got, found)

@@ -163,10 +163,14 @@ def audit(*objects: Any, probe: bool = False) -> Residency:
     seen: set[int] = set()
     items: list[Item] = []
     prober = Prober() if probe else None
-    for name, thing in _leaves("", objects):
-        found = _audit_one(name, thing, seen, prober)
-        if found is not None:
-            items.append(found)
+    try:
+        for name, thing in _leaves("", objects):
+            found = _audit_one(name, thing, seen, prober)
+            if found is not None:
+                items.append(found)
+    finally:
+        if prober is not None:
+            prober.close()
     return Residency(tuple(items))
 
 

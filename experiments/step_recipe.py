@@ -107,9 +107,9 @@ def recipe_with_handoffs(plain: Recipe) -> Recipe:
             work["wait_status"], flag="a layer's hand-off", expected=0, waiter="the step", record=work["wait_record"]
         )
 
-    closing = lambda work: [
-        ("epoch_next", lambda: handoff.epoch_next({"epoch": work["epoch"]}, {"step": VALUES_A_STEP}))
-    ]  # noqa: E731
+    def closing(work: dict[str, Any]) -> list[Stage]:
+        return [("epoch_next", lambda: handoff.epoch_next({"epoch": work["epoch"]}, {"step": VALUES_A_STEP}))]
+
     return Recipe(layer, workspace, stages, closing, check)
 
 

@@ -41,12 +41,16 @@ class Unfinished:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self._folder)
+        try:
             found = read(folder)
-            if found is not None:
-                _require_equal(found["identity"], wanted, self._folder.parent)
+            if found is not None and folder is not None:
+                _require_equal(found["identity"], wanted, folder)
                 self.sittings = list(found["sittings"])
-        self.sittings.append({"conditions": dict(conditions)})
-        self._save("run.json", {"identity": wanted, "sittings": self.sittings})
+            self.sittings.append({"conditions": dict(conditions)})
+            self._save("run.json", {"identity": wanted, "sittings": self.sittings})
+        except BaseException:
+            self.close()
+            raise
 
     def earlier(self, case: str, code_hash: str | None) -> Measured | None:
         """What was measured of a case, None where nothing was; UsageError where it was of other machine code."""

@@ -30,7 +30,7 @@ PLAN = Plan(seed=5, warmups=1, min_blocks=20, max_blocks=20)
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with private_node("DPX/NPS2") as made:
-        simulated.install(monkeypatch.setattr)
+        simulated.install(monkeypatch.setattr, made)
         yield made
 
 

@@ -8,6 +8,7 @@ Run as a program it is the `dieplace` command whose NVIDIA backend is simulated 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import random
 import sys
@@ -96,11 +97,14 @@ def with_flags(context: int = 1024, tokens: int = 1, *, handoffs: bool = False) 
     )
 
 
-def install(patch: Callable[[Any, str, Any], None]) -> None:
-    """Put the simulated device in the real one's place; `patch` is `monkeypatch.setattr`, or `setattr`."""
+def install(patch: Callable[[Any, str, Any], None], machine: Any) -> None:
+    """Put simulated devices of `machine` in the real ones' place; `patch` is `monkeypatch.setattr`, or `setattr`."""
+    # The package offers a function of the module's name.
+    patch(importlib.import_module("dieplace.discover"), "discover", lambda backend: machine)
     patch(torch.cuda, "set_device", lambda index: None)
     patch(torch.cuda, "synchronize", lambda index: None)
     patch(step_run, "gpt_oss", with_flags)
+    patch(step_run, "SWEEP_LAYERS", 2)
     patch(step_run, "NvidiaRig", SimulatedRig)
     patch(step_bench, "hash_of", lambda seen: (CODE, None))
     patch(step_bench.binaries, "watch", contextlib.nullcontext)
@@ -142,15 +146,11 @@ def walk(layers: PlacedLayers, words: torch.Tensor) -> tuple[float, ...]:
 
 def main() -> int:
     """`dieplace` with the simulated device."""
-    import importlib
-
     from dieplace.cli import main as frame
     from dieplace.experiments.private_node import private_node
 
-    install(setattr)
     with private_node("DPX/NPS2") as machine:
-        # The package offers a function of the module's name.
-        setattr(importlib.import_module("dieplace.discover"), "discover", lambda backend: machine)  # noqa: B010
+        install(setattr, machine)
         return frame.main(sys.argv[1:])
 
 

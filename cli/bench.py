@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dieplace.cli import render
+from dieplace.cli import first_light, render
 from dieplace.cli.bench_files import load_runs, new_folder, one_run
-from dieplace.cli.bench_going_on import going_on, interrupted, watched
+from dieplace.cli.bench_going_on import going_on, interrupted
+from dieplace.cli.bench_measure import backend_of, measure
 from dieplace.cli.bench_tables import live_parts, one_decimal, tables
-from dieplace.cli.options import BACKENDS, settings
+from dieplace.cli.options import BACKENDS
 from dieplace.cli.table import Column, Table
 
 if TYPE_CHECKING:
@@ -88,6 +91,7 @@ def list_experiments(ctx: click.Context) -> None:
 @click.option(
     "--resume", metavar="DIR", help="Go on with the interrupted run in this folder, by the options it was begun with."
 )
+@first_light.OPTIONS
 @click.pass_context
 def run_experiment(
     ctx: click.Context,
@@ -103,33 +107,37 @@ def run_experiment(
     label: str,
     out: str | None,
     resume: str | None,
+    **of_first_light: Any,
 ) -> None:
     """Run one experiment; writes one run file a block and a report.
 
     Ctrl-C saves what was measured (exit 130); --resume goes on, after a kill too.
     """
+    from dieplace.binding.ranks import torchrun
     from dieplace.experiments import registry, report
 
+    def asked() -> Options:
+        named = tuple(arm.strip() for arm in arms.split(",") if arm.strip())
+        return registry.Options(
+            model, precision, context, shards, named, label, bytes_from, allow_unvalidated=allow_unvalidated
+        )
+
+    if first_light.is_meant(name, of_first_light, asked, resume):
+        chosen = {"allow_unvalidated": allow_unvalidated, "yes": yes, **of_first_light}
+        first_light.run_first_light(ctx, backend_of(ctx), new_folder(name, out), **chosen)
+        return
+    launched = torchrun(os.environ)
+    if launched is not None:
+        from dieplace.cli.bench_ranks import run_rank
+
+        show_all = partial(_show, ctx, "bench-run/1")
+        ctx.exit(run_rank(ctx, launched, name, asked, show_all, out=out, resume=resume))
     experiment = registry.get(name)
-    backend = _backend_name(ctx)
-    options = registry.Options(
-        model, precision, context, shards, tuple(a.strip() for a in arms.split(",") if a.strip()), label, bytes_from,
-        allow_unvalidated=allow_unvalidated,
-    )  # fmt: skip
+    backend, options = backend_of(ctx), asked()
     options = replace(options, consent=_agreed(ctx, experiment, backend, options, yes=yes))
-    if bytes_from == "counted":
-        render.say(ctx, "counting bytes by running the kernels on the emulator: a minute or more unless cached")
     options = going_on(ctx, name, options, resume, out)
     folder = new_folder(name, resume or out)
-    # Counting adds a step for each stage that has to be run again: how many is not known before.
-    steps = experiment.live_steps if backend == "nvidia" and experiment.live_steps else experiment.steps
-    with render.progress(ctx, name, None if bytes_from == "counted" else steps) as step:
-        runs, paths = [], []
-        # Each is saved as soon as it is there: Ctrl-C and a reader of stdout that goes away must not lose the work.
-        with registry.taking(experiment, backend, watched(options, folder, step), step) as taken:
-            for run in taken:
-                runs.append(run)
-                paths.append(run.save(folder / f"{run.block}.json"))
+    runs, paths = measure(ctx, experiment, backend, options, folder)
     page = report.write(runs, folder / "report.html")
     files = {"folder": str(folder), "runs": [str(path) for path in paths], "report": str(page)}
     stopped = interrupted(ctx, name, folder, runs)
@@ -142,9 +150,12 @@ def run_experiment(
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.pass_context
 def show(ctx: click.Context, runs: tuple[str, ...]) -> None:
-    """Tables of run files, or of all run files in a folder."""
+    """Tables of run files, or of all run files in a folder; the answers of a first-light bundle."""
     from dieplace.experiments import report
 
+    if (bundle := first_light.bundle_among(runs)) is not None:
+        first_light.show_bundle(ctx, bundle)
+        return
     found = load_runs(runs)
     report.check_together(found)
     _show(ctx, "bench-show/1", found, {"runs": [str(r) for r in runs]}, whole=True)
@@ -155,9 +166,12 @@ def show(ctx: click.Context, runs: tuple[str, ...]) -> None:
 @click.option("--out", "target", metavar="FILE", default="report.html", show_default=True, help="The page to write.")
 @click.pass_context
 def write_report(ctx: click.Context, runs: tuple[str, ...], target: str) -> None:
-    """One self-contained HTML page from run files."""
+    """One self-contained HTML page from run files, or from a first-light bundle."""
     from dieplace.experiments import report
 
+    if (bundle := first_light.bundle_among(runs)) is not None:
+        first_light.report_bundle(ctx, bundle, target)
+        return
     found = load_runs(runs)
     page = report.write(found, target)
     render.answer(
@@ -196,15 +210,6 @@ def compare(ctx: click.Context, base: str, run: str, allow: tuple[str, ...], fai
         ctx.exit(1)
 
 
-def _backend_name(ctx: click.Context) -> str:
-    named = settings(ctx).backend
-    if named:
-        return named
-    from dieplace.discover import open_backend
-
-    return open_backend().name
-
-
 def _agreed(ctx: click.Context, experiment: Experiment, backend: str, options: Options, *, yes: bool) -> bool:
     """Whether the person agrees to the partition switches of an experiment; True where it makes none."""
     lines = experiment.switches(backend, options) if experiment.switches is not None else ()
@@ -215,11 +220,19 @@ def _agreed(ctx: click.Context, experiment: Experiment, backend: str, options: O
     return True
 
 
-def _show(ctx: click.Context, schema: str, runs: Sequence[Run], files: dict[str, Any], *, whole: bool = False) -> None:
+def _show(
+    ctx: click.Context,
+    schema: str,
+    runs: Sequence[Run],
+    files: dict[str, Any],
+    ok: bool = True,
+    *,
+    whole: bool = False,
+) -> None:
     from dieplace.experiments import live_tables, published, summary
 
     if live_tables.is_live(runs):
-        _show_live(ctx, schema, runs, files, whole=whole)
+        _show_live(ctx, schema, runs, files, ok, whole=whole)
         return
 
     why = published.why_not(runs[0])
@@ -246,7 +259,9 @@ def _show(ctx: click.Context, schema: str, runs: Sequence[Run], files: dict[str,
     render.answer(ctx, schema, payload, source=runs[0].source, table=lambda: [*tables(runs, payload, why), "", *lines])
 
 
-def _show_live(ctx: click.Context, schema: str, runs: Sequence[Run], files: dict[str, Any], *, whole: bool) -> None:
+def _show_live(
+    ctx: click.Context, schema: str, runs: Sequence[Run], files: dict[str, Any], ok: bool, *, whole: bool
+) -> None:
     from dieplace.experiments import live_tables, summary
 
     found = live_tables.tables(runs)
@@ -260,4 +275,5 @@ def _show_live(ctx: click.Context, schema: str, runs: Sequence[Run], files: dict
     if whole:
         payload["documents"] = [run.to_json() for run in runs]
     lines = [f"runs: {', '.join(files['runs'])}", *([f"report: {files['report']}"] if "report" in files else [])]
-    render.answer(ctx, schema, payload, source=runs[0].source, table=lambda: [*live_parts(found, payload), "", *lines])
+    parts = [*live_parts(found, payload), "", *lines]
+    render.answer(ctx, schema, payload, source=runs[0].source, ok=ok, table=lambda: parts)

@@ -15,11 +15,18 @@ if TYPE_CHECKING:
 
 
 def load_runs(names: Sequence[str]) -> tuple[Run, ...]:
-    """Run files by name; a folder stands for its `*.json` in order of name."""
+    """Run files by name; a folder stands for its `*.json` in order of name, or for what its ranks left, merged."""
     from dieplace.experiments.run_shape import check_shape
+    from dieplace.experiments.scale_out_files import has_rank_files, merge_folder
     from dieplace.run import Run
 
-    return _in_block_order([check_shape(Run.load(path), str(path)) for path in run_paths(names)])
+    found = []
+    for name in names:
+        if has_rank_files(Path(name)):
+            found += merge_folder(Path(name))
+        else:
+            found += [check_shape(Run.load(path), str(path)) for path in run_paths([name])]
+    return _in_block_order(found)
 
 
 def run_paths(names: Sequence[str]) -> list[Path]:

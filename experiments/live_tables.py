@@ -25,11 +25,15 @@ class LiveTable:
 
 def is_live(runs: Sequence[Run]) -> bool:
     """Whether these runs are shown by this module: measured ones have other quantities than the clock's."""
-    return bool(runs) and (runs[0].origin == "measured" or runs[0].experiment == "link")
+    return bool(runs) and (runs[0].origin == "measured" or runs[0].experiment in ("link", "scale-out"))
 
 
 def tables(runs: Sequence[Run]) -> list[LiveTable]:
     """Every table of these runs, in order of showing."""
+    if runs[0].experiment == "scale-out":
+        from dieplace.experiments import scale_out_tables
+
+        return scale_out_tables.tables(runs)
     if runs[0].experiment == "link":
         return [_latency_table(runs), _rate_table(runs)]
     return [_step_table(runs), _stage_table(runs), _residency_table(runs)]
@@ -39,6 +43,10 @@ def sentences(runs: Sequence[Run]) -> list[str]:
     """What the runs show, in words; each verdict names the control it was judged by."""
     from dieplace.experiments.statistics import Estimate, verdict
 
+    if runs[0].experiment == "scale-out":
+        from dieplace.experiments import scale_out_tables
+
+        return scale_out_tables.sentences(runs)
     said = []
     for run in runs:
         control = _control(run)

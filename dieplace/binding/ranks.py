@@ -53,24 +53,28 @@ def require_rank(environ: Mapping[str, str], count: int) -> int:
 
 @dataclass(frozen=True)
 class Launched:
-    """What torchrun says to a process it started: its place among all, its place on this host, and where its store is.
+    """What torchrun says to a process it started: its place among all, its place on its node, and where its store is.
 
-    `address` and `port` are of the store that torchrun's agent serves: it outlives every rank. `attempt` counts restarts.
+    `node` counts torchrun's agents, one a host. `address` and `port` are of the store through which ranks talk:
+    torchrun serves it and it outlives every rank, or, with some rendezvous back ends, rank 0 has to (`served` is
+    False). `attempt` counts restarts.
     """
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
+    node: int
     address: str
     port: int
     run_id: str
     attempt: int
+    served: bool = True
 
 
 _TORCHRUN = {
     "rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "local_world_size": "LOCAL_WORLD_SIZE",
-    "port": "MASTER_PORT", "attempt": "TORCHELASTIC_RESTART_COUNT",
+    "node": "GROUP_RANK", "port": "MASTER_PORT", "attempt": "TORCHELASTIC_RESTART_COUNT",
 }  # fmt: skip
 
 
@@ -89,7 +93,8 @@ def torchrun(environ: Mapping[str, str]) -> Launched | None:
         raise _not_torchruns("MASTER_ADDR", "")
     if numbers["rank"] >= numbers["world_size"] or numbers["local_rank"] >= numbers["local_world_size"]:
         raise _not_torchruns("RANK", f"{numbers['rank']} of {numbers['world_size']}")
-    return Launched(address=address, run_id=run_id, **numbers)
+    served = environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True"
+    return Launched(address=address, run_id=run_id, served=served, **numbers)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -1,0 +1,168 @@
+"""`bench run` under torchrun: what a rank's child does, and the one answer of all ranks."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dieplace.cli import render
+from dieplace.cli.bench_going_on import going_on
+from dieplace.cli.bench_measure import backend_of, measure
+from dieplace.cli.options import settings
+from dieplace.errors import BackendError, UsageError
+
+if TYPE_CHECKING:
+    from dieplace.binding.ranks import Launched
+    from dieplace.experiments.rank_child import Line
+    from dieplace.experiments.rank_end import Launch, RankEnd
+    from dieplace.experiments.registry import Options
+    from dieplace.run import Run
+
+Show = Callable[[Sequence["Run"], dict[str, Any], bool], None]
+
+
+def run_rank(
+    ctx: click.Context,
+    launched: Launched,
+    name: str,
+    options: Callable[[], Options],
+    show: Show,
+    *,
+    out: str | None,
+    resume: str | None,
+) -> int:
+    """This rank's part; the exit code. `show(runs, files, ok)` prints the merged runs, in one rank only.
+
+    Everything that can be refused, from the experiment's name on, is refused in the children, so that one answer
+    tells of it.
+    """
+    from dieplace.experiments.rank_end import Launch
+    from dieplace.experiments.scale_out import take_part
+
+    folder = Path(os.path.abspath(resume or out or _named_after_now(name)))
+    return take_part(
+        launched,
+        Launch(folder, uuid.uuid4().hex[:12]),
+        lambda launch: partial(_child, ctx, launched, launch, name, options, resume is not None),
+        partial(_answer, ctx, show),
+        say=partial(render.say, ctx),
+    )
+
+
+def _named_after_now(name: str) -> Path:
+    return Path("dieplace-runs") / f"{name}-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-ranks"
+
+
+def _child(
+    ctx: click.Context,
+    launched: Launched,
+    launch: Launch,
+    name: str,
+    options: Callable[[], Options],
+    resume: bool,
+    line: Line,
+) -> None:
+    """What one rank measures, on its own card and into its own folder. SystemExit with 130 where it was interrupted."""
+    from dieplace.experiments import rank_cards, registry
+    from dieplace.experiments.rank_end import with_place
+    from dieplace.experiments.unfinished import clear
+
+    settings(ctx).quiet = settings(ctx).quiet or launched.rank != 0  # one bar is enough
+    folder = launch.rank_folder(launched.rank)
+    experiment, asked, backend = registry.get(name), options(), backend_of(ctx)
+    mine = rank_cards.take(launched, backend, settings(ctx).node, experiment)
+    _make(folder)
+    line.begin(mine.to_json())
+    if resume and (done := _done(folder)):
+        for path in done:
+            line.saved(path)
+        return
+    if resume and (folder / "unfinished").is_dir():
+        asked = going_on(ctx, name, asked, str(folder), None)
+    if backend == "emulated":
+        asked = replace(asked, card=mine.cards[0], cards=mine.of)
+    mark = partial(_marked, with_place, launched, launch, mine)
+    runs, _ = measure(ctx, experiment, backend, asked, folder, mark=mark, saved=line.saved)
+    if any(run.facts.get("stopped") == "interrupted" for run in runs):
+        raise SystemExit(130)
+    clear(folder)
+
+
+def _marked(with_place: Callable[..., Run], launched: Launched, launch: Launch, mine: Any, run: Run) -> Run:
+    placed = with_place(run, launched, launch, mine.to_json())
+    return replace(placed, notes=(*placed.notes, *mine.notes))
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make the folder {folder}: {error.strerror}", hint="name another with --out"
+        ) from error
+
+
+def _done(folder: Path) -> list[Path]:
+    """The runs of a rank that had finished when the launch was begun before."""
+    return [] if (folder / "unfinished").is_dir() else sorted(folder.glob("*.json"))
+
+
+def _answer(ctx: click.Context, show: Show, launch: Launch, ends: list[RankEnd]) -> int:
+    """Merge, save, report, print; the exit code of the launch. Raises where no rank measured anything."""
+    from dieplace.experiments import report
+    from dieplace.experiments.rank_child import STOPPED
+    from dieplace.experiments.scale_out import CUT_SHORT_EXIT
+    from dieplace.experiments.scale_out_merge import merge
+
+    lost = [end for end in ends if end.lost]
+    _refuse_nothing(ends, lost)
+    runs = merge(ends, launch)
+    paths = [run.save(launch.folder / f"{run.block}.json") for run in runs]
+    page = report.write(runs, launch.folder / "report.html")
+    stopped = any(end.code == STOPPED for end in ends)
+    if stopped:
+        render.say(ctx, f"interrupted: go on with the same command and --resume {launch.folder}")
+    files = {
+        "folder": str(launch.folder),
+        "runs": [str(path) for path in paths],
+        "report": str(page),
+        "ranks": [end.to_json() for end in ends],
+        "lost": [end.rank for end in lost],
+        "hosts": _hosts(launch.folder, ends),
+    }
+    show(runs, files, not lost)
+    return STOPPED if stopped else CUT_SHORT_EXIT if lost else 0
+
+
+def _hosts(folder: Path, ends: Sequence[RankEnd]) -> dict[str, str]:
+    """Each host's own name: printed, and kept in `hosts.txt` where there are several; run files name no machine."""
+    names = {f"host{end.node}": end.hostname for end in ends if end.node is not None and end.hostname}
+    if len(names) > 1:
+        (folder / "hosts.txt").write_text("".join(f"{host} {name}\n" for host, name in names.items()))
+    return names
+
+
+def _refuse_nothing(ends: Sequence[RankEnd], lost: Sequence[RankEnd]) -> None:
+    """Where no rank measured: the one error that all told, else one that names each rank's."""
+    from dieplace.experiments.rank_end import as_error
+    from dieplace.experiments.scale_out_merge import lost_words
+
+    if len(lost) < len(ends):
+        return
+    told = {str(end.error): end.error for end in ends}
+    error = next(iter(told.values()))
+    if len(told) == 1 and error is not None:
+        raise as_error(error)
+    raise BackendError(
+        "no rank measured anything: " + "; ".join(lost_words(end) for end in ends),
+        hint="what each rank printed stands above",
+        ranks=[end.to_json() for end in ends],
+    )

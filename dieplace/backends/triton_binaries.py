@@ -67,6 +67,6 @@ def _compiled() -> list[Any]:
     from triton.compiler import CompiledKernel
 
     # Triton keeps kernels in caches of each function and device whose shape differs between releases.
-    return [
-        thing for thing in gc.get_objects() if isinstance(thing, CompiledKernel) and getattr(thing, "function", None)
-    ]
+    # By type, as isinstance asks each object for its __class__, which some of torch's answer with a warning.
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), CompiledKernel)]
+    return [kernel for kernel in found if getattr(kernel, "function", None)]

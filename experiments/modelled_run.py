@@ -29,7 +29,7 @@ _BYTES_NOTES = {
     " full model in emulated HBM",
 }
 _NOTHING_RAN = "no kernel ran: the clock times the workload's bytes and hand-offs"
-_NO_TELEMETRY = {
+NO_TELEMETRY = {
     "core_clock_mhz": Unknown("an emulated node has no clocks"),
     "memory_clock_mhz": Unknown("an emulated node has no clocks"),
     "power_w": Unknown("an emulated node draws no power"),
@@ -120,7 +120,7 @@ def as_run(
         timer="clock",
         workload=_swept(workload, options, points),
         parameter_sets=[s.name for s in PARAMETER_SETS],
-        **_NO_TELEMETRY,
+        **NO_TELEMETRY,
     )
     return Run(
         experiment=experiment,

@@ -82,12 +82,14 @@ class Experiment:
 # One module an experiment, imported when it is asked for: listing names costs nothing.
 _MODULES = {
     "link": "dieplace.experiments.link",
+    "flags": "dieplace.experiments.flags",
     "weight-swap": "dieplace.experiments.weight_swap",
     "placement": "dieplace.experiments.placement",
     "context": "dieplace.experiments.context",
     "verify": "dieplace.experiments.verify",
     "cache-type": "dieplace.experiments.cache_type",
     "mode": "dieplace.experiments.mode",
+    "first-light": "dieplace.experiments.first_light",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +13,8 @@ from dieplace.cli.table import Column, Table
 from dieplace.errors import CompileError, Unsupported, UsageError
 
 KERNEL_BACKENDS = ("flydsl", "triton")
-_WITHOUT_GPU = "without a GPU: --kernels flydsl (the emulated card) or reference, or set TRITON_INTERPRET=1"
+_WITHOUT_GPU = "without a GPU: --device emulated, --kernels flydsl or reference, or set TRITON_INTERPRET=1"
+EMULATED = "emulated"
 
 
 @click.command("list")
@@ -41,16 +43,19 @@ def list_kernels(ctx: click.Context) -> None:
 
 @click.command("build")
 @click.argument("ops", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="Every op that has a FlyDSL kernel.")
+@click.option("--all", "every", is_flag=True, help="Every op that has a kernel.")
+@click.option(
+    "--kernels", type=click.Choice(KERNEL_BACKENDS), default="flydsl", show_default=True, help="Whose kernels."
+)
 @click.option(
     "--case", "number", default=0, show_default=True, help="The check case whose shapes and types to compile."
 )
 @click.pass_context
-def build(ctx: click.Context, ops: tuple[str, ...], every: bool, number: int) -> None:
-    """Compile the FlyDSL kernels of OPS for gfx950 and show what they need. Exit 1: one does not compile."""
+def build(ctx: click.Context, ops: tuple[str, ...], every: bool, kernels: str, number: int) -> None:
+    """Compile the kernels of OPS for gfx950 and show what they need. Exit 1: one does not compile."""
     from dieplace.kernels.building import build_op
 
-    names = _chosen(ops, every, "flydsl")
+    names = _chosen(ops, every, kernels)
     for name in names:
         _case(name, number)
     rows: list[dict[str, Any]] = []
@@ -59,7 +64,7 @@ def build(ctx: click.Context, ops: tuple[str, ...], every: bool, number: int) ->
         for name in names:
             step(name)
             try:
-                rows += [asdict(built) for built in build_op(name, number)]
+                rows += [asdict(built) for built in build_op(name, number, kernels)]
             except CompileError as problem:
                 failed.append({"op": name, "reason": str(problem)})
     columns = [
@@ -71,7 +76,7 @@ def build(ctx: click.Context, ops: tuple[str, ...], every: bool, number: int) ->
     render.answer(
         ctx,
         "kernel-build/1",
-        {"arch": "gfx950", "kernels": rows, "failed": failed},
+        {"arch": "gfx950", "language": kernels, "kernels": rows, "failed": failed},
         source="compiler",
         ok=not failed,
         table=lambda: [
@@ -91,10 +96,14 @@ def build(ctx: click.Context, ops: tuple[str, ...], every: bool, number: int) ->
     type=click.Choice((*KERNEL_BACKENDS, "reference")),
     default="flydsl",
     show_default=True,
-    help="Whose kernels; flydsl runs on the emulated card where there is no AMD GPU.",
+    help="Whose kernels; flydsl runs on the emulated card where there is no AMD GPU, triton with --device emulated.",
 )
 @click.option("--limit", type=click.IntRange(1), help="At most so many cases an op.")
-@click.option("--device", help="torch device that holds the operands.  [default: cuda for triton, else cpu]")
+@click.option(
+    "--device",
+    help="torch device that holds the operands, or emulated: Triton kernels compiled for gfx950, run on the emulated"
+    " card.  [default: cuda for triton, else cpu]",
+)
 @click.pass_context
 def check(
     ctx: click.Context, ops: tuple[str, ...], every: bool, kernels: str, limit: int | None, device: str | None
@@ -105,10 +114,11 @@ def check(
     names = _chosen(ops, every, kernels)
     device = _usable_device(device, kernels)
     results = []
-    with render.progress(ctx, "checking", len(names)) as step:
+    emulated = device == EMULATED
+    with render.progress(ctx, "checking", len(names)) as step, _on_emulated_card(kernels if emulated else ""):
         for name in names:
             step(name)
-            results.append(check_op(name, kernels, limit=limit, device=device))
+            results.append(check_op(name, kernels, limit=limit, device="cpu" if emulated else device))
     rows = [
         {**asdict(r), "ok": r.ok, "failed": len(r.failures), "worst_ratio": _finite(r.worst_ratio)} for r in results
     ]
@@ -126,7 +136,7 @@ def check(
         ctx,
         "kernel-check/1",
         {"kernels": kernels, "results": rows, "cases": sum(r.cases for r in results)},
-        source="emulated" if kernels == "flydsl" and device == "cpu" else device,
+        source=EMULATED if kernels == "flydsl" and device == "cpu" else device,
         ok=ok,
         table=lambda: [
             Table(columns, rows, title=f"{kernels} kernels against the float64 reference"),
@@ -189,11 +199,13 @@ def _usable_device(asked: str | None, kernels: str) -> str:
     import torch
 
     interpreted = kernels == "triton" and _interpreted()
+    if asked == EMULATED:
+        return _emulated_device(kernels, interpreted)
     name = asked or ("cuda" if kernels == "triton" and not interpreted else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"torch knows no device {name!r}", hint="cpu, cuda, or cuda:1") from None
+        raise UsageError(f"torch knows no device {name!r}", hint="cpu, cuda, cuda:1, or emulated") from None
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"kernels are not checked on {name!r}", hint="cpu, cuda, or cuda:1")
     if device.type == "cpu":
@@ -205,6 +217,24 @@ def _usable_device(asked: str | None, kernels: str) -> str:
         what = f"torch {torch.__version__} sees {count or 'no'} GPU{'' if count < 2 else 's'} here"
         raise Unsupported(f"{kernels} kernels cannot be checked on {name}: {what}", hint=_WITHOUT_GPU)
     return name
+
+
+def _emulated_device(kernels: str, interpreted: bool) -> str:
+    """FlyDSL kernels run there by themselves; Triton's are compiled for it, unless they are interpreted."""
+    if kernels == "reference":
+        raise UsageError("the reference is plain torch and runs on no card", hint="leave --device out")
+    if interpreted:
+        raise Unsupported("TRITON_INTERPRET is set: Triton interprets its kernels and compiles none", hint="unset it")
+    return EMULATED if kernels == "triton" else "cpu"
+
+
+def _on_emulated_card(kernels: str) -> AbstractContextManager[object]:
+    """Where Triton's launches go for the time of a check."""
+    if kernels != "triton":
+        return nullcontext()
+    from dieplace.emulator.triton_launch import triton_kernels
+
+    return triton_kernels()
 
 
 def _interpreted() -> bool:

@@ -9,6 +9,7 @@ the kernel's own metadata: the explicit ones in order, then two pointers for scr
 from __future__ import annotations
 
 import itertools
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from dieplace.errors import CompileError, Unsupported
 ARCH, WAVE = "gfx950", 64
 LDS_BYTES = 160 << 10  # of one compute unit (AMD CDNA 4 ISA, LDS)
 Run = Callable[[Mapping[str, Any], HostLaunch], None]
+_INLINE = re.compile(r'asm (?:sideeffect )?"(?:[^"\\]|\\.)*", "([^"]*)"')
+_REGISTERS = ("s", "v", "a", "VA", "n", "i", "I", "J", "A", "B", "C", "DA", "DB")  # LLVM AMDGPUUsage, asm constraints
 _FORMATS = {
     "i1": "<B", "u1": "<B", "i8": "<b", "u8": "<B", "i16": "<h", "u16": "<H", "i32": "<i", "u32": "<I", "i64": "<q",
     "u64": "<Q", "fp32": "<f", "f32": "<f", "fp64": "<d",
@@ -59,10 +62,11 @@ class Driver:
 
     def note(self, module: Any, function: int, name: str, files: Mapping[str, str], digest: str) -> None:
         """Triton's hook at the end of loading a kernel: which assembly its handle stands for."""
-        path = next((path for file, path in files.items() if file.endswith(".amdgcn")), None)
-        if path is None:
+        kept = {Path(file).suffix: Path(path) for file, path in files.items()}
+        if ".amdgcn" not in kept or ".llir" not in kept:
             raise CompileError(f"Triton kept no assembly of {name}", hint=f"was it compiled for {ARCH}?")
-        self._texts[function] = Path(path).read_text()
+        refuse_foreign_assembly(name, kept[".llir"].read_text())
+        self._texts[function] = kept[".amdgcn"].read_text()
 
     def _launcher(self, run: Run) -> type:
         texts = self._texts
@@ -114,6 +118,21 @@ def argument_block(resources: KernelResources, arguments: Sequence[tuple[str, An
     return bytes(out)
 
 
+def refuse_foreign_assembly(name: str, llvm_ir: str) -> None:
+    """CompileError where inline assembly names register classes that gfx950 does not have, such as PTX ones.
+
+    LLVM says so on the standard error alone and leaves the block out: the kernel that comes back does something else.
+    """
+    for constraints in _INLINE.findall(llvm_ir):
+        for one in constraints.split(","):
+            letter = one.lstrip("=&+*~")
+            if not (letter.startswith("{") or letter.isdigit() or letter in _REGISTERS):
+                raise CompileError(
+                    f"Triton kernel {name} has inline assembly for another target (constraint {one!r})",
+                    hint=f"choose the assembly by Triton's target: {ARCH} has registers s, v and a",
+                )
+
+
 @lru_cache(maxsize=256)
 def _resources(isa: str) -> KernelResources:
     found = read_kernels(isa)
@@ -140,6 +159,11 @@ def launching(run: Run) -> Iterator[None]:
     driver.set_active(made)
     try:
         yield
+    except RuntimeError as error:
+        # The AMD back end raises it where LLVM cannot assemble what was generated: inline assembly of another vendor.
+        if not str(error).startswith("AMD LLVM"):
+            raise
+        raise CompileError(f"Triton cannot compile for {ARCH}: {error}", hint="is there inline PTX in it?") from error
     finally:
         driver._active = before
         hooks.remove(made.note)

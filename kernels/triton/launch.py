@@ -14,9 +14,14 @@ from triton.runtime.driver import driver
 INTERPRETED: bool = bool(knobs.runtime.interpret)
 
 
+def targets_amd() -> bool:
+    """Whether Triton compiles for an AMD card now; the build of torch does not say: the emulated card is one too."""
+    return bool(driver.active.get_current_target().backend == "hip")
+
+
 def nibble_decode() -> int:
     """How `nibbles.eight` decodes here: 0 plain Triton (interpreter, ROCm), 1 or 2 inline PTX (CUDA)."""
-    if INTERPRETED or driver.active.get_current_target().backend == "hip":
+    if INTERPRETED or targets_amd():
         return 0
     return 2 if torch.cuda.get_device_capability() >= (8, 9) else 1
 

@@ -114,7 +114,7 @@ def run_experiment(
     Ctrl-C saves what was measured (exit 130); --resume goes on, after a kill too.
     """
     from dieplace.binding.ranks import torchrun
-    from dieplace.experiments import registry, report
+    from dieplace.experiments import registry
 
     def asked() -> Options:
         named = tuple(arm.strip() for arm in arms.split(",") if arm.strip())
@@ -132,6 +132,8 @@ def run_experiment(
 
         show_all = partial(_show, ctx, "bench-run/1")
         ctx.exit(run_rank(ctx, launched, name, asked, show_all, out=out, resume=resume))
+    from dieplace.experiments import report
+
     experiment = registry.get(name)
     backend, options = backend_of(ctx), asked()
     options = replace(options, consent=_agreed(ctx, experiment, backend, options, yes=yes))

@@ -17,7 +17,7 @@ from dieplace.cli import render
 from dieplace.cli.bench_going_on import going_on
 from dieplace.cli.bench_measure import backend_of, measure
 from dieplace.cli.options import settings
-from dieplace.errors import BackendError, UsageError
+from dieplace.errors import BackendError, DieplaceError, UsageError
 
 if TYPE_CHECKING:
     from dieplace.binding.ranks import Launched
@@ -48,13 +48,26 @@ def run_rank(
     from dieplace.experiments.scale_out import take_part
 
     folder = Path(os.path.abspath(resume or out or _named_after_now(name)))
-    return take_part(
-        launched,
-        Launch(folder, uuid.uuid4().hex[:12]),
-        lambda launch: partial(_child, ctx, launched, launch, name, options, resume is not None),
-        partial(_answer, ctx, show),
-        say=partial(render.say, ctx),
-    )
+    answers: list[int] = []
+
+    def answer(launch: Launch, ends: list[RankEnd]) -> int:
+        answers.append(launched.rank)
+        return _answer(ctx, show, launch, ends)
+
+    try:
+        return take_part(
+            launched,
+            Launch(folder, uuid.uuid4().hex[:12]),
+            lambda launch: partial(_child, ctx, launched, launch, name, options, resume is not None),
+            answer,
+            say=partial(render.say, ctx),
+        )
+    except DieplaceError as error:
+        if answers or launched.rank == 0:
+            raise
+        # Not as this command's answer: there is one on stdout, of another rank.
+        render.note(f"dieplace: rank {launched.rank}: {error}")
+        return error.exit_code
 
 
 def _named_after_now(name: str) -> Path:

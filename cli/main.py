@@ -196,7 +196,7 @@ def _run(root: click.Group, words: list[str]) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         return render.usage(error.format_message(), as_json=as_json)
     except click.UsageError as error:
-        return render.failure(_usage(error), as_json=as_json, ctx=ctx)
+        return render.failure(_usage(error), as_json=as_json and _tells(), ctx=ctx)
     except click.ClickException as error:
         return render.failure(UsageError(error.format_message()), as_json=as_json, ctx=ctx)
     except click.Abort as error:
@@ -214,6 +214,17 @@ def _run(root: click.Group, words: list[str]) -> int:
         return render.failure(told, as_json=as_json, ctx=ctx)
     except Exception as error:
         return render.bug(error, as_json=as_json, ctx=ctx)
+
+
+def _tells() -> bool:
+    """Whether what is wrong with the words themselves is this process's to answer: of ranks under torchrun one is."""
+    from dieplace.binding.ranks import torchrun
+
+    try:
+        launched = torchrun(os.environ)
+    except UsageError:
+        return True
+    return launched is None or launched.rank == 0
 
 
 def _aborted(error: click.Abort, *, as_json: bool, ctx: click.Context | None) -> int:

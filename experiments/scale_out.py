@@ -41,7 +41,7 @@ def take_part(
     limits: Limits | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> int:
-    """Do this rank's part and return its exit code.
+    """Do this rank's part and return its exit code; the process is a rank's for good, its signals are taken over.
 
     `work(launch)` is done by a child process. `answer(launch, ends)` merges and prints, in one rank only; it gives the
     launch's exit code. Raises StoreGone where torchrun itself is gone, after the child was stopped, and BackendError
@@ -51,13 +51,14 @@ def take_part(
     session, _, folder = board.agree("launch", f"{proposal.session} {proposal.folder}").partition(" ")
     launch = Launch(type(proposal.folder)(folder), session)
     rank = _Rank(launched, board, launch, answer, limits or Limits(), say, start(work(launch)))
-    held = {number: signal.signal(number, rank.on_signal) for number in ENDING}
+    for number in ENDING:
+        signal.signal(number, rank.on_signal)
     try:
         return rank.run()
     finally:
         rank.child.end(signal.SIGKILL)
-        for number, handler in held.items():
-            signal.signal(number, handler)
+        for number in ENDING:  # the exit code is said: torchrun, ending the rest, must not change it
+            signal.signal(number, signal.SIG_IGN)
 
 
 class _Rank:

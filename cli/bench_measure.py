@@ -39,7 +39,7 @@ def measure(
 
     if options.bytes_from == "counted":
         render.say(ctx, "counting bytes by running the kernels on the emulator: a minute or more unless cached")
-    steps = experiment.live_steps if backend == "nvidia" and experiment.live_steps else experiment.steps
+    steps = experiment.live_steps if backend in ("nvidia", "amd") and experiment.live_steps else experiment.steps
     # Counting adds a step for each stage that has to be run again: how many is not known before.
     with render.progress(ctx, experiment.name, None if options.bytes_from == "counted" else steps) as step:
         runs, paths = [], []

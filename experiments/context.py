@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from dieplace.experiments.modelled import Spec, emulated_only, refuse_elsewhere, run_block, workload_of
+from dieplace.experiments.modelled import Spec, refuse_elsewhere, run_block, workload_of
 from dieplace.experiments.registry import Experiment, Options, Progress, refuse_arms, refuse_context
+from dieplace.experiments.step_cases import LIVE, Case, StepArm, live_why_not, refuse_other_forms
 from dieplace.run import Run
-
-if TYPE_CHECKING:
-    from dieplace.experiments.step_cases import Case
 
 CONTEXTS = (1024, 8192, 32768)
 _MOVED: dict[str, dict[str, float]] = {"local": {}, "swapped": {"weights": 1.0}, "kv far": {"kv_cache": 1.0}}
@@ -18,10 +15,10 @@ _MOVED: dict[str, dict[str, float]] = {"local": {}, "swapped": {"weights": 1.0},
 
 def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
     """One Run with a point for each context and arm; UsageError where another context was asked for."""
-    if backend == "nvidia":
-        yield from run_live(options, progress)
+    if backend in LIVE:
+        yield from run_live(backend, options, progress)
         return
-    refuse_elsewhere("context", backend, cannot(backend), options)
+    refuse_elsewhere("context", backend, live_why_not(backend), options)
     refuse_arms("context", options)
     refuse_context("context", options)
     specs = [
@@ -37,20 +34,18 @@ def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
     yield run_block("context", "dpx-nps2", "DPX/NPS2", specs, options, progress)
 
 
-def run_live(options: Options, progress: Progress) -> Iterator[Run]:
-    """The measured Run on two GPUs: a case a context, each with its own local arm and control."""
-    from dieplace.experiments.step_cases import refuse_other_forms
+def run_live(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
+    """The measured Run on two GPUs, or two halves of a card: a case a context, with a local arm and a control each."""
     from dieplace.experiments.step_run import SWEEP_LAYERS, SWEEP_PLAN, run_cases
 
     refuse_arms("context", options)
     refuse_context("context", options)
-    refuse_other_forms("context", options)
-    yield from run_cases("context", options, progress, live_cases(), layers=SWEEP_LAYERS, plan=SWEEP_PLAN)
+    refuse_other_forms("context", backend, options)
+    yield from run_cases("context", backend, options, progress, live_cases(), layers=SWEEP_LAYERS, plan=SWEEP_PLAN)
 
 
 def live_cases() -> list[Case]:
     """Every context with the arms of the modelled experiment."""
-    from dieplace.experiments.step_cases import Case, StepArm
     from dieplace.policy import Policy
 
     found = []
@@ -61,18 +56,14 @@ def live_cases() -> list[Case]:
     return found
 
 
-def cannot(backend: str) -> str | None:
-    """None on the emulated and the nvidia backend; elsewhere why not."""
-    return None if backend == "nvidia" else emulated_only(backend)
-
-
 EXPERIMENT = Experiment(
     name="context",
     summary="penalty of far weights and of a far KV cache against context length",
     factors={"context_tokens": ", ".join(map(str, CONTEXTS)), "arm": ", ".join(_MOVED)},
     run=run,
-    cannot=cannot,
+    cannot=live_why_not,
     steps=1 + len(CONTEXTS) * (1 + len(_MOVED)),
+    cards_a_rank={"nvidia": 2},
     live_steps=1 + 3 * len(CONTEXTS),
     blocks=("dpx-nps2",),
 )

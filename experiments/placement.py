@@ -9,51 +9,45 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from dieplace.experiments.modelled import Spec, emulated_only, refuse_elsewhere, run_block
+from dieplace.experiments.modelled import Spec, refuse_elsewhere, run_block
 from dieplace.experiments.modelled_run import PLACED_ROLES
 from dieplace.experiments.registry import Experiment, Options, Progress, refuse_arms
+from dieplace.experiments.step_cases import LIVE, Case, StepArm, live_why_not, refuse_other_forms
 from dieplace.run import Run
 
-if TYPE_CHECKING:
-    from dieplace.experiments.step_cases import Case
-
+# Uncached memory is a plain allocation (hipExtMallocWithFlags): VMM memory, which can move, is of the coarse class.
+FLAGS_STAY = "flags lie in uncached memory there, which cannot change its home under the same addresses"
 _SHORT = {"weights": "weights", "kv_cache": "kv", "sync_flag": "flags"}
 
 
 def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
     """One Run with eight points."""
-    if backend == "nvidia":
-        yield from run_live(options, progress)
+    if backend in LIVE:
+        yield from run_live(backend, options, progress)
         return
-    refuse_elsewhere("placement", backend, cannot(backend), options)
+    refuse_elsewhere("placement", backend, live_why_not(backend), options)
     refuse_arms("placement", options)
     yield run_block("placement", "dpx-nps2", "DPX/NPS2", specs(), options, progress)
 
 
-def run_live(options: Options, progress: Progress) -> Iterator[Run]:
-    """The measured Run on two GPUs."""
-    from dieplace.experiments.step_cases import refuse_other_forms
+def run_live(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
+    """The measured Run on two GPUs, or on the two halves of a card."""
     from dieplace.experiments.step_run import SWEEP_LAYERS, run_cases
 
     refuse_arms("placement", options)
-    refuse_other_forms("placement", options)
-    yield from run_cases("placement", options, progress, [live_case()], layers=SWEEP_LAYERS)
+    refuse_other_forms("placement", backend, options)
+    yield from run_cases("placement", backend, options, progress, [live_case(backend)], layers=SWEEP_LAYERS)
 
 
-def live_case() -> Case:
-    """All eight arms over a step with hand-offs."""
-    from dieplace.experiments.step_cases import Case, StepArm
+def live_case(backend: str = "nvidia") -> Case:
+    """All eight arms over a step with hand-offs; on AMD those that move flags are missing."""
     from dieplace.policy import Policy
 
     arms = [StepArm(spec.arm, {role: Policy.peer() for role in spec.peer_share}) for spec in specs()]
-    return Case("", tuple(arms), handoffs=True)
-
-
-def cannot(backend: str) -> str | None:
-    """None on the emulated and the nvidia backend; elsewhere why not."""
-    return None if backend == "nvidia" else emulated_only(backend)
+    missing = [arm.name for arm in arms if backend == "amd" and "sync_flag" in arm.homes]
+    kept = tuple(arm for arm in arms if arm.name not in missing)
+    return Case("", kept, handoffs=True, missing=dict.fromkeys(missing, FLAGS_STAY))
 
 
 def specs() -> list[Spec]:
@@ -71,8 +65,9 @@ EXPERIMENT = Experiment(
     summary="weights, KV cache and sync flags near or far: all eight combinations",
     factors={role: "local, peer" for role in PLACED_ROLES},
     run=run,
-    cannot=cannot,
+    cannot=live_why_not,
     steps=10,
+    cards_a_rank={"nvidia": 2},
     live_steps=4,
     blocks=("dpx-nps2",),
 )

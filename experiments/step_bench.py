@@ -17,9 +17,8 @@ from dieplace.backends import torch_timing as timing
 from dieplace.backends import triton_binaries as binaries
 from dieplace.experiments import layer_speed
 from dieplace.experiments import weight_swap_live as rules
-from dieplace.experiments.link import GIB
-from dieplace.experiments.link_nvidia import NvidiaRig, hash_of
-from dieplace.experiments.step_recipe import Recipe, Stage, experts_chosen, reads_by_role, role_of, together
+from dieplace.experiments.step_recipe import Launch, Recipe, Stage, experts_chosen, reads_by_role, role_of, together
+from dieplace.experiments.torch_rig import GIB, TorchRig, hash_of
 from dieplace.machine import Device, Machine
 from dieplace.memory import Buffer
 from dieplace.policy import OBJECT_BYTES, Policy, resolve
@@ -62,11 +61,14 @@ class PlacedLayers:
 
     `reads` and `experts` (distinct ones that the tokens of a layer choose) are counted and are the layers' means.
 
-    Every role of a layer is one movable buffer of whole 2 MiB objects, at home on the device. Call `free` when done.
+    Every role of a layer is one movable buffer of whole 2 MiB objects, at home on the device. `sweep` is called before
+    each probe (see `sweeper`). Call `free` when done.
     """
 
-    def __init__(self, machine: Machine, device: Device, count: int, recipe: Recipe) -> None:
-        self.machine, self.device, self.recipe = machine, device, recipe
+    def __init__(
+        self, machine: Machine, device: Device, count: int, recipe: Recipe, sweep: Launch = lambda: None
+    ) -> None:
+        self.machine, self.device, self.recipe, self.sweep = machine, device, recipe, sweep
         self.index = int(device.runtime_index or 0)
         self._make_current()
         self.layers: list[Placed] = []
@@ -121,7 +123,7 @@ class PlacedLayers:
         moved = audit(*[one.buffers[role] for role in roles for one in self.layers])
         others = [b for one in self.layers for role, b in one.buffers.items() if role not in roles]
         rest = audit(*others, self.work, *[one.layer.t["x"] for one in self.layers])
-        probed = {role: self._probe(role, levels) for role in roles}
+        probed = {role: self.probe(role, levels) for role in roles}
         with binaries.watch() as seen:
             together(self.launches)()
         torch.cuda.synchronize(self.index)
@@ -182,8 +184,8 @@ class PlacedLayers:
         buffer = self.machine.allocate(
             -(-at // OBJECT_BYTES) * OBJECT_BYTES, device=self.device, policy=LOCAL, role=role,
             # CUDA has one class of device memory, coherent at system scope (CUDA C++ guide, "memory model"): flags may
-            # be VMM memory, which can move; the uncached class cannot.
-            name=f"layer {number}", memory_class="coarse", movable=True,
+            # be VMM memory there, which can move; the uncached class of HIP is none.
+            name=f"layer {number}", memory_class=None if self.machine.backend == "amd" else "coarse", movable=True,
         )  # fmt: skip
         flat, views = buffer.tensor, {}
         for name, tensor in tensors.items():
@@ -205,13 +207,15 @@ class PlacedLayers:
         together(self.recipe.closing(self.work))()
         return fmean(chosen), {role: fmean(each[role] for each in found) for role in found[0]}
 
-    def _probe(self, role: str, levels: rules.Calibration) -> rules.Probed:
+    def probe(self, role: str, levels: rules.Calibration) -> rules.Probed:
+        """Every 2 MiB object of a role by its latency, against where it was asked to be."""
         import torch
 
         cycles: list[float] = []
         asked: list[bool] = []
         for one in self.layers:
             buffer = one.buffers[role]
+            self.sweep()
             cycles += self.walk(buffer.tensor.view(torch.int32))
             pattern = resolve(buffer.policy, self.machine, self.device).pattern
             objects = buffer.nbytes // OBJECT_BYTES
@@ -226,27 +230,40 @@ def sample_together(several: Sequence[PlacedLayers]) -> float:
     return max(timing.time_together([one.graph for one in several]))
 
 
-def read_rates(rig: NvidiaRig, reader: str, far: str) -> tuple[float, float]:
+def read_rates(rig: TorchRig, reader: str, far: str) -> tuple[float, float]:
     """GB/s of 1 GiB reads of near and of far memory, as the link experiment makes them."""
     samples = [rig.stream("read", reader, home, GIB) for home in (reader, far)]
     near, far_rate = (GIB / median(sample() for _ in range(15)) for sample in samples)
     return near, far_rate
 
 
-def levels(rig: NvidiaRig, reader: str, far: str) -> rules.Calibration:
-    """Latency of memory that torch itself put on each device."""
-    index = int(rig.devices[reader].runtime_index or 0)
-    return rules.Calibration(known(rig, reader, index), known(rig, far, index))
+def levels(rig: TorchRig, reader: str, far: str) -> rules.Calibration:
+    """Latencies of memory known to be near and known to be far."""
+    return rules.Calibration(known(rig, reader, reader), known(rig, reader, far))
 
 
-def known(rig: NvidiaRig, home: str, index: int) -> tuple[float, ...]:
-    """Cycles a hop that device `index` sees in each window of plain memory of `home`."""
-    import torch
+def known(rig: TorchRig, reader: str, home: str) -> tuple[float, ...]:
+    """Cycles a hop that a device sees in each window of the rig's own words in the memory of `home`."""
+    words = rig.buffers.words(reader, home, "a" if home == reader else "b")[: CALIBRATION_BYTES // 4]
+    rig.execution.synchronize(rig.devices[home])
+    sweeper(rig, reader, home)()
+    return walk(words, int(rig.devices[reader].runtime_index or 0))
 
-    at = rig.devices[home].runtime_index
-    words = torch.randint(0, 2**31 - 1, (CALIBRATION_BYTES // 4,), dtype=torch.int32, device=f"cuda:{at}")
-    torch.cuda.synchronize(at)
-    return walk(words, index)
+
+def sweeper(rig: TorchRig, reader: str, far: str) -> Launch:
+    """What to call before a walk so that no cache answers for memory; nothing where caches show their home anyway.
+
+    An MI355X has a memory-side cache of 256 MiB: it holds a small buffer whole. 1 GiB near and far is read through it.
+    """
+    if rig.machine.backend != "amd":
+        return lambda: None
+    samples = [rig.stream("read", reader, home, GIB) for home in dict.fromkeys((reader, far))]
+
+    def sweep() -> None:
+        for sample in samples:
+            sample()
+
+    return sweep
 
 
 def walk(words: Any, index: int) -> tuple[float, ...]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dieplace.errors import UsageError
+from dieplace.errors import Unsupported, UsageError
 from dieplace.experiments import layer_speed
 from dieplace.experiments.registry import Options
 from dieplace.experiments.weight_swap_live import share_of
 from dieplace.policy import Policy
 
 MODEL, PRECISION = "gpt-oss-120b", "mxfp4"
+LIVE = ("nvidia", "amd")  # backends whose devices torch and Triton drive
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,33 @@ class Case:
         return tuple(dict.fromkeys(role for arm in self.arms for role in arm.homes))
 
 
-def refuse_other_forms(experiment: str, options: Options, contexts: Sequence[int] = (layer_speed.CONTEXT,)) -> None:
-    """UsageError for a model, precision, context or number of shards that the measured step does not have."""
-    wanted = (MODEL, PRECISION, 1)
-    asked = (options.model, options.precision, options.shards)
-    if asked == wanted and options.context_tokens in contexts and options.bytes_from == "shapes":
-        return
-    raise UsageError(
-        f"{experiment} on nvidia has the form {MODEL}, {PRECISION}, {' or '.join(map(str, contexts))} tokens, one"
-        f" shard, bytes from shapes; asked: {options.model}, {options.precision}, {options.context_tokens},"
-        f" {options.shards}, bytes from {options.bytes_from}",
-        hint="add --shards 1",
-    )
+def live_why_not(backend: str) -> str | None:
+    """None on the emulated backend and where devices can be measured; elsewhere one sentence why not."""
+    from dieplace.experiments.rig_parts import cannot
+
+    if backend in LIVE:
+        return cannot(backend)
+    from dieplace.experiments.modelled import emulated_only
+
+    return emulated_only(backend)
+
+
+def refuse_other_forms(experiment: str, backend: str, options: Options) -> None:
+    """Unsupported where nothing can be measured, UsageError for a step that the measured one is not.
+
+    UsageError too where torch's allocator is set to segments that cannot be measured (`allocator_settings`).
+    """
+    from dieplace.allocator_settings import require_fixed_segments
+
+    require_fixed_segments()
+    why = live_why_not(backend)
+    if why is not None:
+        raise Unsupported(f"{experiment} cannot run on the {backend} backend: {why}", hint="name --backend emulated")
+    wanted = (MODEL, PRECISION, layer_speed.CONTEXT, 1, "shapes")
+    asked = (options.model, options.precision, options.context_tokens, options.shards, options.bytes_from)
+    if asked != wanted:
+        form = "{}, {}, {} tokens of context, --shards {}, bytes from {}"
+        raise UsageError(
+            f"{experiment} on {backend} has the form {form.format(*wanted)}; asked: {form.format(*asked)}",
+            hint="add --shards 1",
+        )

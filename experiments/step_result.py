@@ -7,16 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dieplace.backends import torch_timing as timing
 from dieplace.experiments import weight_swap_live as rules
 from dieplace.experiments.harness import INTERRUPTED, Measured
-from dieplace.experiments.link import NOT_MI355X
-from dieplace.experiments.link_nvidia import NvidiaRig, conditions_of, without_serials
+from dieplace.experiments.link_run import block_of, conditions_of
 from dieplace.experiments.registry import Options
 from dieplace.experiments.rotation import Rotation, rotation
 from dieplace.experiments.statistics import drift
 from dieplace.experiments.step_bench import Look
 from dieplace.experiments.step_cases import MODEL, PRECISION, Case, StepArm
+from dieplace.experiments.torch_rig import TorchRig, without_serials
 from dieplace.machine import Machine
 from dieplace.residency import Residency
 from dieplace.run import Point, Quantity, Run
@@ -54,11 +53,15 @@ class CaseTaken:
 
 @dataclass(frozen=True)
 class Taken:
-    """Everything a run took; `left` are cases that were not begun, `sittings` the conditions of each process."""
+    """Everything a run took; `pair` is the device that computes and the one whose memory is far from it.
+
+    `left` are cases that were not begun, `sittings` the conditions of each process.
+    """
 
     experiment: str
     machine: Machine
-    rig: NvidiaRig
+    rig: TorchRig
+    pair: tuple[str, str]
     layers: int
     cases: tuple[CaseTaken, ...]
     levels: rules.Calibration
@@ -80,10 +83,10 @@ def as_run(taken: Taken, telemetry_before: Mapping[str, Any], options: Options) 
     """The Run, with conditions before and after."""
     telemetry, rig, machine = taken.rig.telemetry(), taken.rig, taken.machine
     code_hash, why = _hash_of_all(taken)
-    conditions = conditions_of(machine, telemetry, code_hash, why, _condition(taken), timing.TIMER)
+    conditions = conditions_of(machine, telemetry, code_hash, why, _condition(taken), rig.timer)
     return Run(
         experiment=taken.experiment,
-        block="-".join(name.partition("/")[0] for name in rig.readers[:2]),
+        block=block_of(machine, taken.pair),
         origin="measured",
         source=machine.source,
         points=tuple(point for one in taken.cases for point in _points(one, taken)),
@@ -132,7 +135,7 @@ def _notes(taken: Taken) -> tuple[str, ...]:
     left = f"Ctrl-C came before {', '.join(name or 'the case' for name in taken.left)}: not measured"
     handoffs = "each layer sets and awaits two flags, as two shards would: here one GPU does both"
     return (
-        NOT_MI355X,
+        *((taken.rig.not_this_part,) if taken.rig.not_this_part else ()),
         f"one GPU computes; {taken.layers} layers in one graph; moved under the same addresses: {moved}",
         "the layer's norms, attention and router run too; embedding and head do not",
         *((handoffs,) if any(one.case.handoffs for one in taken.cases) else ()),

@@ -13,13 +13,14 @@ from typing import Any
 
 from dieplace.errors import Unsupported
 from dieplace.experiments.harness import INTERRUPTED, Plan, measure
-from dieplace.experiments.link_nvidia import NvidiaRig
 from dieplace.experiments.registry import Options, Progress
-from dieplace.experiments.step_bench import PlacedLayers, levels, read_rates
+from dieplace.experiments.step_bench import PlacedLayers, levels, read_rates, sweeper
 from dieplace.experiments.step_cases import Case, StepArm
 from dieplace.experiments.step_recipe import gpt_oss
 from dieplace.experiments.step_result import CaseTaken, Taken, as_run
+from dieplace.experiments.torch_rig import TorchRig
 from dieplace.experiments.unfinished import OPTIONS, Unfinished
+from dieplace.experiments.weight_swap_live import Calibration
 from dieplace.machine import Machine
 from dieplace.run import Run
 
@@ -31,56 +32,58 @@ SWEEP_PLAN = Plan(seed=SEED, warmups=1, min_blocks=20, max_blocks=40, budget_s=2
 
 
 def run_cases(
-    experiment: str, options: Options, progress: Progress, cases: Sequence[Case], *, layers: int = LAYERS,
-    plan: Plan = PLAN,
+    experiment: str, backend: str, options: Options, progress: Progress, cases: Sequence[Case], *,
+    layers: int = LAYERS, plan: Plan = PLAN,
 ) -> Iterator[Run]:  # fmt: skip
-    """One Run over all cases; Unsupported with fewer than two visible GPUs. Validate the options before."""
-    from dieplace.allocator_settings import require_fixed_segments
+    """One Run over all cases; Unsupported where a device sees no far memory. Validate the options before."""
     from dieplace.discover import discover
 
-    require_fixed_segments()
-    machine = discover("nvidia")
-    with NvidiaRig(machine) as rig:
-        if len(rig.readers) < 2:
-            raise Unsupported(
-                f"{experiment} needs a second visible GPU to move memory to", hint="see CUDA_VISIBLE_DEVICES"
-            )
+    machine = discover(backend)
+    with TorchRig(machine) as rig:
+        why = rig.no_far_because(rig.readers[0]) if rig.readers else f"no device is visible to {backend}"
+        if why is not None:
+            raise Unsupported(f"{experiment} has nowhere to move memory to: {why}", hint="see: dieplace topo")
         yield StepRun(experiment, machine, rig, options, cases, layers, plan).run(progress)
 
 
 class StepRun:
-    """The cases of one experiment on the first visible GPU, with the second as its far memory."""
+    """The cases of one experiment on the first visible device, with the next one's memory as its far memory."""
 
     def __init__(
-        self, experiment: str, machine: Machine, rig: NvidiaRig, options: Options, cases: Sequence[Case], layers: int,
+        self, experiment: str, machine: Machine, rig: TorchRig, options: Options, cases: Sequence[Case], layers: int,
         plan: Plan,
     ) -> None:  # fmt: skip
         self.experiment, self.machine, self.rig, self.options = experiment, machine, rig, options
         self.cases, self.count, self.plan = tuple(cases), layers, plan
         self.device = machine.device(rig.readers[0])
+        self.pair = (self.device.id, next(iter(rig.far_homes(self.device.id).values())))
 
     def run(self, progress: Progress) -> Run:
         """The Run; KeyboardInterrupt where Ctrl-C came before the first block was measured."""
         before = self.rig.telemetry()
         work = Unfinished(self.options.watch.folder, self.identity(before["driver_version"]), before)
         try:
-            pair = self.rig.readers[:2]
-            self.rates, self.levels = read_rates(self.rig, *pair), levels(self.rig, *pair)
+            self.rates, self.levels = self.measure_surroundings()
+            self.sweep = sweeper(self.rig, *self.pair)
             progress("read rates and latency levels of near and far memory")
             done = self._all_cases(work, progress)
         finally:
             work.close()
         taken = Taken(
-            self.experiment, self.machine, self.rig, self.count, tuple(done), self.levels, self.rates,
+            self.experiment, self.machine, self.rig, self.pair, self.count, tuple(done), self.levels, self.rates,
             tuple(case.name for case in self.cases[len(done) :]), tuple(work.sittings),
         )  # fmt: skip
         return as_run(taken, before, self.options)
+
+    def measure_surroundings(self) -> tuple[tuple[float, float], Calibration]:
+        """GB/s of near and far reads for the prediction, and latency levels of near and far memory for the probes."""
+        return read_rates(self.rig, *self.pair), levels(self.rig, *self.pair)
 
     def identity(self, driver_version: str | None) -> dict[str, Any]:
         """What has to be equal for samples of two processes to belong together."""
         options = self.options
         plan = {f"plan.{key}": value for key, value in asdict(self.plan).items() if key != "seed"}
-        devices = [self.rig.devices[name] for name in self.rig.readers[:2]]
+        devices = [self.rig.devices[name] for name in self.pair]
         return {
             "experiment": self.experiment,
             "backend": self.machine.backend,
@@ -108,7 +111,7 @@ class StepRun:
 
     def _case(self, case: Case, later: int, work: Unfinished, progress: Progress) -> CaseTaken:
         recipe = gpt_oss(case.context_tokens, case.tokens, handoffs=case.handoffs)
-        layers = PlacedLayers(self.machine, self.device, self.count, recipe)
+        layers = PlacedLayers(self.machine, self.device, self.count, recipe, self.sweep)
         label = case.name or self.experiment
         try:
             progress(f"{label}: {self.count} layers placed and captured")

@@ -8,14 +8,11 @@ random tokens. Time is of a whole round, not of a token.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from dieplace.experiments.modelled import Spec, emulated_only, refuse_elsewhere, run_block, workload_of
+from dieplace.experiments.modelled import Spec, refuse_elsewhere, run_block, workload_of
 from dieplace.experiments.registry import Experiment, Options, Progress, refuse_arms
+from dieplace.experiments.step_cases import LIVE, Case, StepArm, live_why_not, refuse_other_forms
 from dieplace.run import Run
-
-if TYPE_CHECKING:
-    from dieplace.experiments.step_cases import Case
 
 TOKENS = (1, 2, 4, 8)
 BLOCKS = {"dpx-nps2": "DPX/NPS2", "spx-nps1": "SPX/NPS1"}
@@ -24,10 +21,10 @@ _MOVED: dict[str, dict[str, float]] = {"local": {}, "swapped": {"weights": 1.0}}
 
 def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
     """One Run a mode with a point for each number of tokens and arm."""
-    if backend == "nvidia":
-        yield from run_live(options, progress)
+    if backend in LIVE:
+        yield from run_live(backend, options, progress)
         return
-    refuse_elsewhere("verify", backend, cannot(backend), options)
+    refuse_elsewhere("verify", backend, live_why_not(backend), options)
     refuse_arms("verify", options)
     specs = [
         Spec(
@@ -43,19 +40,17 @@ def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
         yield run_block("verify", block, mode, specs, options, progress)
 
 
-def run_live(options: Options, progress: Progress) -> Iterator[Run]:
-    """The measured Run on two GPUs: a case a number of tokens, each with its own local arm and control."""
-    from dieplace.experiments.step_cases import refuse_other_forms
+def run_live(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
+    """The measured Run on two GPUs, or two halves of a card: a case a number of tokens, each with its own control."""
     from dieplace.experiments.step_run import SWEEP_LAYERS, SWEEP_PLAN, run_cases
 
     refuse_arms("verify", options)
-    refuse_other_forms("verify", options)
-    yield from run_cases("verify", options, progress, live_cases(), layers=SWEEP_LAYERS, plan=SWEEP_PLAN)
+    refuse_other_forms("verify", backend, options)
+    yield from run_cases("verify", backend, options, progress, live_cases(), layers=SWEEP_LAYERS, plan=SWEEP_PLAN)
 
 
 def live_cases() -> list[Case]:
     """Every number of tokens with the arms of the modelled experiment."""
-    from dieplace.experiments.step_cases import Case, StepArm
     from dieplace.policy import Policy
 
     found = []
@@ -66,18 +61,14 @@ def live_cases() -> list[Case]:
     return found
 
 
-def cannot(backend: str) -> str | None:
-    """None on the emulated and the nvidia backend; elsewhere why not."""
-    return None if backend == "nvidia" else emulated_only(backend)
-
-
 EXPERIMENT = Experiment(
     name="verify",
     summary="rounds of 1, 2, 4, 8 tokens: the union of their experts, near and far",
     factors={"tokens": ", ".join(map(str, TOKENS)), "arm": ", ".join(_MOVED), "block": ", ".join(BLOCKS)},
     run=run,
-    cannot=cannot,
+    cannot=live_why_not,
     steps=2 + 8 + 4 + 4 + 4,
+    cards_a_rank={"nvidia": 2},
     live_steps=1 + 3 * len(TOKENS),
     blocks=tuple(BLOCKS),
 )

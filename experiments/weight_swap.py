@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 from dieplace.clock import arm
 from dieplace.errors import UsageError
-from dieplace.experiments.modelled import Spec, emulated_only, refuse_elsewhere, run_block
+from dieplace.experiments.modelled import Spec, refuse_elsewhere, run_block
 from dieplace.experiments.registry import Experiment, Options, Progress
+from dieplace.experiments.step_cases import LIVE, live_why_not
 from dieplace.run import Run
 
 BLOCKS = {"dpx-nps2": "DPX/NPS2", "spx-nps1": "SPX/NPS1", "dpx-nps1": "DPX/NPS1"}
@@ -25,22 +26,17 @@ def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
     On nvidia one measured Run, with the executing GPU's peer as the far memory. Unsupported on other backends;
     UsageError for an unknown model, precision or arm, before anything is placed.
     """
-    if backend == "nvidia":
-        from dieplace.experiments.weight_swap_nvidia import run_nvidia
+    if backend in LIVE:
+        from dieplace.experiments.weight_swap_devices import run_live
 
-        yield from run_nvidia(options, progress)
+        yield from run_live(backend, options, progress)
         return
-    refuse_elsewhere("weight-swap", backend, cannot(backend), options)
+    refuse_elsewhere("weight-swap", backend, live_why_not(backend), options)
     specs = [_spec(name) for name in options.arms or DEFAULT_ARMS]
     for block, mode in BLOCKS.items():
         # A mode without local memory has one arm: what local() gives there.
         chosen = specs if block == "dpx-nps2" else [_spec("local")]
         yield run_block("weight-swap", block, mode, chosen, options, progress)
-
-
-def cannot(backend: str) -> str | None:
-    """None on the emulated and the nvidia backend; elsewhere why not."""
-    return None if backend == "nvidia" else emulated_only(backend)
 
 
 def _spec(name: str) -> Spec:
@@ -58,7 +54,7 @@ EXPERIMENT = Experiment(
     summary="each die's weights in the other die's HBM: the penalty on one token",
     factors={"arm": "local, swapped, swapped-kv_cache, swapped-sync_flag, interleave-k/8", "block": ", ".join(BLOCKS)},
     run=run,
-    cannot=cannot,
+    cannot=live_why_not,
     steps=len(BLOCKS) * 3 + 1,
     live_steps=4,
     blocks=tuple(BLOCKS),

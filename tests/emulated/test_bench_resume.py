@@ -83,7 +83,7 @@ def samples(run: Run, arm: str) -> tuple[float, ...]:
 @pytest.mark.slow
 def test_ctrl_c_saves_a_complete_run_and_says_how_to_go_on(cut: dict[str, Any]) -> None:
     assert cut["code"] == 130
-    run = check_shape(Run.load(cut["folder"] / "gpu0-gpu0.json"), "x")
+    run = check_shape(Run.load(cut["folder"] / "gpu0-dpx-nps2.json"), "x")
     assert run.facts["stopped"] == "interrupted" and (cut["folder"] / "report.html").stat().st_size > 10_000
     arms = [f"{n} {arm}" for n in ("1 token", "2 tokens") for arm in ("local", "swapped")]
     assert [point.arm for point in run.points] == arms
@@ -98,9 +98,9 @@ def test_resume_goes_on_in_the_same_order_with_all_samples(
     cut: dict[str, Any], finish: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = copied(cut, tmp_path)
-    before = Run.load(folder / "gpu0-gpu0.json")
+    before = Run.load(folder / "gpu0-dpx-nps2.json")
     assert finish("bench", "run", "verify", "--resume", "out") == 0
-    after = Run.load(folder / "gpu0-gpu0.json")
+    after = Run.load(folder / "gpu0-dpx-nps2.json")
     assert after.facts["stopped"] != "interrupted" and len(after.points) == 8
     for arm in ("1 token local", "2 tokens swapped"):
         kept, whole = samples(before, arm), samples(after, arm)
@@ -161,10 +161,10 @@ def test_kill_between_blocks_loses_none_that_was_written(finish: Callable[..., i
         assert blocks(tmp_path / "out", "1-token") >= max(count, done)
         done = blocks(tmp_path / "out", "1-token")
     assert finish(*RUN[:3], "--resume", "out") == 0
-    run = Run.load(tmp_path / "out" / "gpu0-gpu0.json")
+    run = Run.load(tmp_path / "out" / "gpu0-dpx-nps2.json")
     begun = run.facts["blocks_at_sittings"]["1 token"]
     assert len(begun) == 3 and begun == sorted(begun) and begun[-1] == done
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["gpu0-gpu0.json", "report.html"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["gpu0-dpx-nps2.json", "report.html"]
 
 
 def test_an_interrupt_before_the_first_block_leaves_no_run(

@@ -19,7 +19,7 @@ from dieplace.experiments.run_shape import check_shape
 from dieplace.experiments.step_bench import PlacedLayers
 from dieplace.experiments.step_cases import Case
 from dieplace.experiments.step_run import StepRun
-from dieplace.experiments.weight_swap_nvidia import case_of
+from dieplace.experiments.weight_swap_devices import case_of
 from dieplace.policy import OBJECT_BYTES
 from dieplace.run import Run
 
@@ -54,7 +54,7 @@ def test_moves_every_object_and_tells_a_penalty(machine: Any, tmp_path: Any, cap
     path = run.save(tmp_path / "gpu0.json")
     assert check_shape(Run.load(path), "x").to_json() == run.to_json()
     assert frame.main(["bench", "show", str(path)]) == 0
-    assert "gpu0-gpu0 swapped is slower by" in capsys.readouterr().out
+    assert "gpu0-dpx-nps2 swapped is slower by" in capsys.readouterr().out
     assert frame.main(["bench", "compare", str(path), str(path)]) == 0
 
 
@@ -77,7 +77,7 @@ def test_weights_that_did_not_move_give_no_penalty(machine: Any, monkeypatch: py
     refused = run.point("swapped").quantities["penalty"]
     assert refused.value is None and "32 of 32 windows" in str(refused.why)
     said = live_tables.sentences([run])
-    assert any("no penalty is told for gpu0-gpu0 swapped, because 32 of 32" in line for line in said)
+    assert any("no penalty is told for gpu0-dpx-nps2 swapped, because 32 of 32" in line for line in said)
     assert not any("slower" in line for line in said)
 
 
@@ -127,10 +127,10 @@ def test_context_and_verify_have_a_control_in_every_case(machine: Any, capsys: A
         cases = {p.factors["case"] for p in run.points}
         controls = [p for p in run.points if p.quantities["time_over_local"].method.startswith("A/A")]
         assert len(controls) == len(cases) and all("local" in p.arm for p in controls)
-        path = run.save(tmp_path / run.experiment / "gpu0-gpu0.json")
+        path = run.save(tmp_path / run.experiment / "gpu0-dpx-nps2.json")
         assert check_shape(Run.load(path), "x").to_json() == run.to_json()
         assert frame.main(["bench", "show", str(path)]) == 0
-        assert f"gpu0-gpu0 {run.points[-1].arm} is slower by" in capsys.readouterr().out
+        assert f"gpu0-dpx-nps2 {run.points[-1].arm} is slower by" in capsys.readouterr().out
         assert run.points[-1].arm in report.page([run])
 
 

@@ -39,8 +39,11 @@ class SimulatedRig:
 
     cache_bytes = 1 << 20
     part = "simulated"
+    timer = "simulated"
+    not_this_part = "simulated"
 
     def __init__(self, machine: Any) -> None:
+        self.machine = machine
         self.readers = ("gpu0/p0", "gpu0/p1")
         self.devices = {name: machine.device(name) for name in self.readers}
 
@@ -48,6 +51,12 @@ class SimulatedRig:
         return self
 
     def __exit__(self, *what: Any) -> None:
+        return None
+
+    def far_homes(self, reader: str) -> dict[str, str]:
+        return {"same card": next(name for name in self.readers if name != reader)}
+
+    def no_far_because(self, reader: str) -> None:
         return None
 
     def stream(self, kind: str, reader: str, home: str, nbytes: int) -> Any:
@@ -105,7 +114,7 @@ def install(patch: Callable[[Any, str, Any], None], machine: Any) -> None:
     patch(torch.cuda, "synchronize", lambda index: None)
     patch(step_run, "gpt_oss", with_flags)
     patch(step_run, "SWEEP_LAYERS", 2)
-    patch(step_run, "NvidiaRig", SimulatedRig)
+    patch(step_run, "TorchRig", SimulatedRig)
     patch(step_bench, "hash_of", lambda seen: (CODE, None))
     patch(step_bench.binaries, "watch", contextlib.nullcontext)
     patch(timing, "capture", lambda launches, index: SimpleNamespace(graph=SimpleNamespace(replay=int)))
@@ -115,7 +124,7 @@ def install(patch: Callable[[Any, str, Any], None], machine: Any) -> None:
         return 80.0, tuple(timing.StageTime(n, 10.0) for n, _ in stages)
 
     patch(timing, "stage_times", stage_times)
-    patch(step_bench, "known", lambda rig, home, index: (700.0, 705.0) if home == "gpu0/p0" else (2000.0, 2010.0))
+    patch(step_bench, "known", lambda rig, reader, home: (700.0, 705.0) if home == reader else (2000.0, 2010.0))
     patch(PlacedLayers, "sample", sample)
     patch(PlacedLayers, "walk", walk)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dieplace.errors import UsageError
-from dieplace.experiments import link, weight_swap_nvidia
+from dieplace.experiments import link, weight_swap_devices
 from dieplace.experiments.registry import Options
 
 RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results" / "nvidia-h200-x2"
@@ -33,7 +33,7 @@ def test_the_figures_hold_their_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    "run", [partial(link.run, "nvidia"), weight_swap_nvidia.run_nvidia], ids=["link", "weight-swap"]
+    "run", [partial(link.run, "nvidia"), partial(weight_swap_devices.run_live, "nvidia")], ids=["link", "weight-swap"]
 )
 def test_measured_arms_refuse_expandable_segments(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")

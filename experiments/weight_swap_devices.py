@@ -1,4 +1,4 @@
-"""weight-swap on two NVIDIA GPUs: layers run on one of them, their weights change home under the same addresses."""
+"""weight-swap on devices: layers run on one GPU or die, their weights change home under the same addresses."""
 
 from __future__ import annotations
 
@@ -12,15 +12,23 @@ from dieplace.experiments.step_run import run_cases
 from dieplace.run import Run
 
 
-def run_nvidia(options: Options, progress: Progress) -> Iterator[Run]:
-    """One Run; Unsupported with fewer than two visible GPUs, UsageError for what has no form here."""
+def run_live(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
+    """One Run; Unsupported where there is no far memory, UsageError for what has no form here.
+
+    One shard runs on the first device; two run a half of each layer on either, and both halves' weights move.
+    """
+    from dieplace.experiments.weight_swap_shards import SHARDS, run_shards
+
     arms = options.arms or live.DEFAULT_ARMS
     for arm in arms:
         live.policy_of(arm)
     if arms[0] != "local" or len(arms) < 2:
         raise UsageError("weight-swap compares with local", hint="put local first in --arms, and one more behind it")
-    refuse_other_forms("weight-swap", options)
-    yield from run_cases("weight-swap", options, progress, [case_of(arms)])
+    if options.shards == SHARDS:
+        yield from run_shards(backend, options, progress, case_of(arms))
+        return
+    refuse_other_forms("weight-swap", backend, options)
+    yield from run_cases("weight-swap", backend, options, progress, [case_of(arms)])
 
 
 def case_of(arms: Sequence[str]) -> Case:

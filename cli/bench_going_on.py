@@ -49,11 +49,12 @@ def watched(options: Options, folder: Path, steps: render.Steps) -> Options:
 
 def interrupted(ctx: click.Context, name: str, folder: Path, runs: Sequence[Run]) -> bool:
     """Whether Ctrl-C ended a run; then says how to go on, else forgets the blocks that were kept for that."""
-    from dieplace.experiments.unfinished import clear
+    from dieplace.experiments.unfinished import clear, read
 
     if not any(run.facts.get("stopped") == "interrupted" for run in runs):
         clear(folder)
         return False
     render.say(ctx, "interrupted: what was measured is saved")
-    render.say(ctx, f"  go on with: dieplace bench run {name} --resume {folder}")
+    if read(folder) is not None:
+        render.say(ctx, f"  go on with: dieplace bench run {name} --resume {folder}")
     return True

@@ -114,21 +114,55 @@ def _together(rig: Rig, kind: str, nbytes: int) -> Case:
     return Case(kind, "all", nbytes, "both at once", arms, counted, missing, why=why or "")
 
 
-def run_link(rig: Rig, plan: Plan, progress: Progress, *, now: Callable[[], float] | None = None) -> list[Point]:
-    """Measure every case and put shares of the measured ceilings on the points."""
-    from dieplace.experiments.harness import measure
+def run_link(
+    rig: Rig,
+    plan: Plan,
+    progress: Progress,
+    *,
+    now: Callable[[], float] | None = None,
+    tell: Progress = lambda text: None,
+) -> tuple[list[Point], str]:
+    """Measure every case and put shares of the measured ceilings on the points; with them why measuring ended.
+
+    Ctrl-C ends it with the cases that there are, and is told as `interrupted`; KeyboardInterrupt where there are none.
+    """
+    from dieplace.experiments.harness import INTERRUPTED
 
     found: list[tuple[Case, Measured | None]] = []
+    stopped = "every case is measured"
     for prepare in cases(rig):
-        case = prepare()
-        arms = dict(case.arms)
-        if len(arms) == 1:  # the harness compares: one arm alone stands against itself
-            arms["again"] = arms["near"]
-        timed = measure if now is None else partial(measure, now=now)
-        found.append((case, timed(arms, plan) if arms else None))
+        try:
+            case = prepare()
+            measured = _measured(case, plan, now, tell)
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            stopped = INTERRUPTED
+            break
+        found.append((case, measured))
         progress(f"{case.what} {case.directions} {case.nbytes >> 10} KiB by {case.reader}")
+        if measured is not None and measured.stopped == INTERRUPTED:
+            stopped = INTERRUPTED
+            break
     limits = ceilings(found, rig)
-    return [point for case, measured in found for point in points_of(case, measured, rig, limits)]
+    return [point for case, measured in found for point in points_of(case, measured, rig, limits)], stopped
+
+
+def _measured(case: Case, plan: Plan, now: Callable[[], float] | None, tell: Progress) -> Measured | None:
+    """None where a case has no arms here; KeyboardInterrupt where Ctrl-C came before its first block."""
+    from dieplace.experiments.harness import measure
+
+    arms = dict(case.arms)
+    if not arms:
+        return None
+    if len(arms) == 1:  # the harness compares: one arm alone stands against itself
+        arms["again"] = arms["near"]
+    name = f"{case.what} {case.nbytes >> 10} KiB by {case.reader}"
+    timed = measure if now is None else partial(measure, now=now)
+    found = timed(arms, plan, progress=lambda blocks, left_s: tell(f"{name}: block {blocks}, {left_s:.0f} s left"))
+    if not found.order:
+        raise KeyboardInterrupt
+    return found
 
 
 def cannot(backend: str) -> str | None:
@@ -160,8 +194,8 @@ def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
             raise UsageError(f"no device is visible to {backend}", hint="see: dieplace env")
         plan = Plan(seed=SEED, min_blocks=20, max_blocks=60, budget_s=2.5)
         before = rig.telemetry()
-        points = run_link(rig, plan, progress)
-        yield as_run(machine, rig, options, plan, tuple(points), before)
+        points, stopped = run_link(rig, plan, progress, tell=options.watch.tell)
+        yield as_run(machine, rig, options, plan, tuple(points), before, stopped)
 
 
 EXPERIMENT = Experiment(

@@ -15,9 +15,10 @@ from dieplace.run import Point, Run
 
 
 def as_run(
-    machine: Machine, rig: TorchRig, options: Options, plan: Plan, points: Sequence[Point], before: Mapping[str, Any]
-) -> Run:
-    """The Run with conditions before and after."""
+    machine: Machine, rig: TorchRig, options: Options, plan: Plan, points: Sequence[Point], before: Mapping[str, Any],
+    stopped: str,
+) -> Run:  # fmt: skip
+    """The Run with conditions before and after; `stopped` is why measuring ended."""
     after = rig.telemetry()
     ran, why = hash_of(rig.launched)
     conditions = conditions_of(machine, after, ran, why, "link", f"{rig.timer}; {rig.latency_clock} for latency")
@@ -36,7 +37,13 @@ def as_run(
         code_hash=ran,
         code_hash_why=why,
         notes=() if rig.not_this_part is None else (rig.not_this_part,),
-        facts={"telemetry_before": dict(before), "telemetry_after": after, "visible": list(rig.readers), **rig.facts()},
+        facts={
+            "stopped": stopped,
+            "telemetry_before": dict(before),
+            "telemetry_after": after,
+            "visible": list(rig.readers),
+            **rig.facts(),
+        },
     )
 
 

@@ -69,7 +69,7 @@ class SimulatedRig:
 
 def points_of(rig: SimulatedRig) -> list[Point]:
     told: list[str] = []
-    found = link.run_link(rig, Plan(seed=1, warmups=1, min_blocks=10, max_blocks=10), told.append)
+    found, _ = link.run_link(rig, Plan(seed=1, warmups=1, min_blocks=10, max_blocks=10), told.append)
     assert len(told) == link.count_of_cases(len(rig.readers))
     return found
 
@@ -165,3 +165,24 @@ def test_two_runs_that_start_in_one_second_get_two_folders(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     found = {bench_files.own_folder("link") for _ in range(5)}
     assert len(found) == 5 and all(folder.is_dir() for folder in found)
+
+
+def test_ctrl_c_keeps_the_cases_that_are_there() -> None:
+    """In the second case, whose blocks before it count, and before the first block, where nothing is kept."""
+
+    def cut_after(calls: int) -> SimulatedRig:
+        rig, left = SimulatedRig(), iter(range(calls))
+        plain = rig.noisy
+        rig.noisy = lambda value: plain(value) if next(left, None) is not None else interrupt()  # type: ignore
+        return rig
+
+    def interrupt() -> float:
+        raise KeyboardInterrupt
+
+    plan = Plan(seed=1, warmups=1, min_blocks=10, max_blocks=10)
+    whole = 2 + 10 * 3  # samples of one case: two arms warm up, then blocks of them and the control
+    points, stopped = link.run_link(cut_after(whole + 2 + 6 * 3 + 1), plan, lambda text: None)
+    sizes = [len(point.quantities["latency_ns"].samples) for point in points]
+    assert stopped == "interrupted" and sizes == [10, 10, 6, 6]
+    with pytest.raises(KeyboardInterrupt):
+        link.run_link(cut_after(4), plan, lambda text: None)

@@ -126,7 +126,7 @@ class _Rank:
     def _begin_when_told(self, now: float) -> None:
         begin = self.board.seen("begin") if self.began_at is None else None
         if begin is not None:
-            self.began_at, self.refused = now, begin["refused"]
+            self.began_at, self.refused, self.told_at = now, begin["refused"], now
             self.child.let_go(measure=self.refused is None)
 
     def _stop_when_due(self, now: float) -> None:

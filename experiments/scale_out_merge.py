@@ -88,9 +88,9 @@ def _merged(block: str, members: list[tuple[RankEnd, Run]], ends: Sequence[RankE
         created=min(run.created for _, run in members),
         label=first.label,
         seed=first.seed if len(seeds) == 1 else None,
-        seed_why=first.seed_why or "ranks had different seeds",
+        seed_why=first.seed_why if len(seeds) == 1 else "ranks had different seeds",
         code_hash=first.code_hash if len(hashes) == 1 else None,
-        code_hash_why=first.code_hash_why or f"ranks ran different code: {', '.join(hashes)}",
+        code_hash_why=first.code_hash_why if len(hashes) == 1 else f"ranks ran different code: {', '.join(hashes)}",
         notes=_notes(members, ends),
         facts={
             "experiment": first.experiment,

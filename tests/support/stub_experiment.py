@@ -62,10 +62,11 @@ def made(rank: int, card: str, *, scale: float = 1.0, seed: int = 0, noise: floa
     noisy = random.Random(1000 * seed + rank)
     samples = tuple(TRUE_US * scale * noisy.lognormvariate(0, noise) for _ in range(SAMPLES))
     value = sorted(samples)[SAMPLES // 2]
+    times = Quantity("us", "measured", value, samples=samples)
     conditions = collect(None, code_hash="stub", timer="none", workload="stub", power_w=Unknown("a stub draws none"))
     return Run(
         experiment="stub", block=card, origin="measured", source="emulated",
-        points=(Point("local", {"layer_us": Quantity("us", "measured", value, samples=samples)}, {"on": f"{card}/p0"}),),
+        points=(Point("local", {"layer_us": times}, {"on": f"{card}/p0"}),),
         conditions=conditions, workload={"name": "stub"}, machine={"cards": []}, created="2026-11-30T00:00:00+00:00",
         seed=seed, code_hash="stub",
     )  # fmt: skip

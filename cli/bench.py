@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from dieplace.cli.bench_measure import backend_of, measure
 from dieplace.cli.bench_tables import live_parts, one_decimal, tables
 from dieplace.cli.options import BACKENDS
 from dieplace.cli.table import Column, Table
+from dieplace.errors import UsageError
 
 if TYPE_CHECKING:
     from dieplace.experiments.registry import Experiment, Options
@@ -51,10 +52,25 @@ def list_experiments(ctx: click.Context) -> None:
 
     def table() -> list[Table | str]:
         columns = [Column("experiment", "experiment"), Column("backends", "runs on", show=" ".join)]
-        whys = [f"{r['experiment']} on {b}: {why}" for r in rows for b, why in r["cannot"].items()]
-        return [Table([*columns, Column("summary", "what it compares")], rows, notes=whys)]
+        return [Table([*columns, Column("summary", "what it compares")], rows, notes=list(_cannot(rows)))]
 
     render.answer(ctx, "bench-list/1", {"experiments": rows}, table=table)
+
+
+def _cannot(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Each reason once, with the backends and experiments it stands for."""
+    by_why: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        for backend, why in row["cannot"].items():
+            by_why.setdefault(why, {}).setdefault(row["experiment"], []).append(backend)
+    if by_why:
+        yield "Cannot run:"
+    for why, names in by_why.items():
+        same: dict[str, list[str]] = {}
+        for name, backends in names.items():
+            same.setdefault(", ".join(backends), []).append(name)
+        where = "; ".join(f"{', '.join(found)} on {backends}" for backends, found in same.items())
+        yield f"  {where}: {why}"
 
 
 @bench.command("run")
@@ -122,10 +138,6 @@ def run_experiment(
             model, precision, context, shards, named, label, bytes_from, allow_unvalidated=allow_unvalidated
         )
 
-    if first_light.is_meant(name, of_first_light, asked, resume):
-        chosen = {"allow_unvalidated": allow_unvalidated, "yes": yes, **of_first_light}
-        first_light.run_first_light(ctx, backend_of(ctx), new_folder(name, out), **chosen)
-        return
     launched = torchrun(os.environ)
     if launched is not None:
         from dieplace.cli.bench_ranks import run_rank
@@ -134,6 +146,10 @@ def run_experiment(
         ctx.exit(run_rank(ctx, launched, name, asked, show_all, out=out, resume=resume))
     from dieplace.experiments import report
 
+    if first_light.is_meant(name, of_first_light, asked, resume):
+        chosen = {"allow_unvalidated": allow_unvalidated, "yes": yes, **of_first_light}
+        first_light.run_first_light(ctx, backend_of(ctx), new_folder(name, out), **chosen)
+        return
     experiment = registry.get(name)
     backend, options = backend_of(ctx), asked()
     options = replace(options, consent=_agreed(ctx, experiment, backend, options, yes=yes))
@@ -165,17 +181,24 @@ def show(ctx: click.Context, runs: tuple[str, ...]) -> None:
 
 @bench.command("report")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--out", "target", metavar="FILE", default="report.html", show_default=True, help="The page to write.")
+@click.option("--out", "target", metavar="FILE", help="The page to write.  [default: report.html, with --md report.md]")
+@click.option("--md", is_flag=True, help="Markdown instead of HTML: charts give way to the numbers behind them.")
 @click.pass_context
-def write_report(ctx: click.Context, runs: tuple[str, ...], target: str) -> None:
-    """One self-contained HTML page from run files, or from a first-light bundle."""
+def write_report(ctx: click.Context, runs: tuple[str, ...], target: str | None, md: bool) -> None:
+    """One self-contained page from run files, or from a first-light bundle.
+
+    Runs of several experiments make one page; a link run's matrix and ceilings then serve the others.
+    """
     from dieplace.experiments import report
 
+    target = target or ("report.md" if md else "report.html")
     if (bundle := first_light.bundle_among(runs)) is not None:
+        if md:
+            raise UsageError("a first-light bundle has an HTML report only", hint="leave --md out")
         first_light.report_bundle(ctx, bundle, target)
         return
     found = load_runs(runs)
-    page = report.write(found, target)
+    page = report.write(found, target, markdown=md)
     render.answer(
         ctx, "bench-report/1", {"report": str(page)}, source=found[0].source, table=lambda: [f"report: {page}"]
     )

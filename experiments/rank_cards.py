@@ -12,6 +12,7 @@ from dieplace.errors import Unsupported
 from dieplace.experiments.registry import Experiment
 
 SEEN_BY = ("amd", "nvidia")
+WHOLE_NODE = ("first-light",)  # and what switches the modes of real cards
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ def take(launched: Launched, backend: str, node: str | None, experiment: Experim
     Call it before any driver starts in this process. Unsupported where the host has too few cards for its ranks, and
     for an experiment that switches the modes of a whole node.
     """
-    if experiment.switches is not None and backend != "emulated":
+    if experiment.name in WHOLE_NODE or (experiment.switches is not None and backend != "emulated"):
         raise Unsupported(
-            f"{experiment.name} switches the modes of a whole node, and here ranks share it",
+            f"{experiment.name} is about a whole node and its modes, and here ranks share it",
             hint="run it without torchrun",
         )
     if backend == "emulated":

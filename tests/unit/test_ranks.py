@@ -142,8 +142,9 @@ def test_two_ranks_on_one_card_are_refused() -> None:
 
 
 def test_a_node_wide_switch_is_not_for_ranks(bound: list[Any]) -> None:
-    with pytest.raises(Unsupported, match="switches the modes of a whole node"):
-        rank_cards.take(_launched(0, 2), "nvidia", None, _experiment(switches=lambda *_: ()))
+    for name, backend, switches in (("mode", "nvidia", lambda *_: ()), ("first-light", "emulated", None)):
+        with pytest.raises(Unsupported, match="about a whole node and its modes"):
+            rank_cards.take(_launched(0, 2), backend, None, replace(_experiment(switches=switches), name=name))
 
 
 class _Notices(dict[str, Any]):

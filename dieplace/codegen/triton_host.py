@@ -13,6 +13,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,16 +34,40 @@ _FORMATS = {
 }  # fmt: skip
 
 
-class Driver:
-    """What Triton asks of a driver, answered for one emulated gfx950 device; `run` is given every launch."""
+class Launcher:
+    """What Triton makes for each compiled kernel, and calls for each launch."""
 
-    def __init__(self, run: Run) -> None:
-        self._texts: dict[int, str] = {}
-        self._numbers = itertools.count(1)  # never used twice: kernels outlive this driver in Triton's caches
-        self.launcher_cls = self._launcher(run)
+    def __init__(self, src: Any, metadata: Any) -> None:
+        self.signature, self.metadata = dict(src.signature), metadata
+
+    def __call__(
+        self, x: int, y: int, z: int, stream: int, function: int, packed: Any, told: Any, enter: Any, leave: Any,
+        *arguments: Any,
+    ) -> None:  # fmt: skip
+        run = _run.get()
+        if run is None:
+            raise Unsupported(
+                f"Triton kernel {self.metadata.name} was launched with no GPU",
+                hint="see dieplace.emulator.triton_launch",
+            )
+        if enter is not None:
+            enter(told)
+        named = list(zip(self.signature.items(), arguments, strict=True))
+        made = host_launch(_texts[function], self.metadata, (x, y, z), [(t, a) for (_, t), a in named])
+        run({name: value for (name, kind), value in named if kind.startswith("*")}, made)
+        if leave is not None:
+            leave(told)
+
+
+class Driver:
+    """What Triton asks of a driver, answered for one gfx950 device that is not there."""
+
+    launcher_cls = Launcher
+
+    def __init__(self) -> None:
         self.utils = SimpleNamespace(
             get_device_properties=lambda device: {"max_shared_mem": LDS_BYTES, "multiprocessor_count": 128},
-            load_binary=lambda name, binary, shared, device: (0, next(self._numbers), 0, 0, 1024),
+            load_binary=lambda name, binary, shared, device: (0, next(_numbers), 0, 0, 1024),
             unload_module=lambda module: None,
         )
 
@@ -52,42 +77,29 @@ class Driver:
 
         return GPUTarget("hip", ARCH, WAVE)
 
-    def get_current_device(self) -> int:
-        """One device."""
-        return 0
+    def get_current_device(self) -> str:
+        """Triton keeps compiled kernels by device: none of a GPU in this machine is taken for one of these."""
+        return f"a {ARCH} that is not there"
 
-    def get_current_stream(self, device: int) -> int:
+    def get_current_stream(self, device: str) -> int:
         """One stream: launches keep their order."""
         return 0
 
-    def note(self, module: Any, function: int, name: str, files: Mapping[str, str], digest: str) -> None:
-        """Triton's hook at the end of loading a kernel: which assembly its handle stands for."""
-        kept = {Path(file).suffix: Path(path) for file, path in files.items()}
-        if ".amdgcn" not in kept or ".llir" not in kept:
-            raise CompileError(f"Triton kept no assembly of {name}", hint=f"was it compiled for {ARCH}?")
-        refuse_foreign_assembly(name, kept[".llir"].read_text())
-        self._texts[function] = kept[".amdgcn"].read_text()
 
-    def _launcher(self, run: Run) -> type:
-        texts = self._texts
+# Kernels outlive a use of this module in Triton's caches, so what they need is kept for the life of the process.
+_DRIVER = Driver()
+_texts: dict[int, str] = {}
+_numbers = itertools.count(1)
+_run: ContextVar[Run | None] = ContextVar("run", default=None)
 
-        class Launcher:
-            def __init__(self, src: Any, metadata: Any) -> None:
-                self.signature, self.metadata = dict(src.signature), metadata
 
-            def __call__(
-                self, x: int, y: int, z: int, stream: int, function: int, packed: Any, told: Any, enter: Any,
-                leave: Any, *arguments: Any,
-            ) -> None:  # fmt: skip
-                if enter is not None:
-                    enter(told)
-                named = list(zip(self.signature.items(), arguments, strict=True))
-                made = host_launch(texts[function], self.metadata, (x, y, z), [(t, a) for (_, t), a in named])
-                run({name: value for (name, kind), value in named if kind.startswith("*")}, made)
-                if leave is not None:
-                    leave(told)
-
-        return Launcher
+def note_loaded(module: Any, function: int, name: str, files: Mapping[str, str], digest: str) -> None:
+    """Triton's hook at the end of loading a kernel: which assembly its handle stands for."""
+    kept = {Path(file).suffix: Path(path) for file, path in files.items()}
+    if ".amdgcn" not in kept or ".llir" not in kept:
+        raise CompileError(f"Triton kept no assembly of {name}", hint=f"was it compiled for {ARCH}?")
+    refuse_foreign_assembly(name, kept[".llir"].read_text())
+    _texts[function] = kept[".amdgcn"].read_text()
 
 
 def host_launch(
@@ -145,18 +157,18 @@ def _resources(isa: str) -> KernelResources:
 def launching(run: Run) -> Iterator[None]:
     """Inside, Triton compiles for gfx950 and gives every launch to `run(tensors by parameter name, launch)`.
 
-    Unsupported under Triton's interpreter, which compiles nothing. Kernels keep what they compiled: use it for a whole
-    process, or in one that uses Triton for nothing else.
+    Unsupported under Triton's interpreter, which compiles nothing; CompileError for what cannot be compiled.
     """
     from triton import knobs
+    from triton.backends import backends
     from triton.runtime.driver import driver
 
     if knobs.runtime.interpret:
         raise Unsupported("Triton interprets its kernels here (TRITON_INTERPRET)", hint="unset it: they are compiled")
-    made, before = Driver(run), driver._active
+    before, token = driver._active, _run.set(run)
     hooks = knobs.runtime.kernel_load_end_hook
-    hooks.add(made.note)
-    driver.set_active(made)
+    hooks.add(note_loaded)
+    driver.set_active(_DRIVER)
     try:
         yield
     except RuntimeError as error:
@@ -165,5 +177,8 @@ def launching(run: Run) -> Iterator[None]:
             raise
         raise CompileError(f"Triton cannot compile for {ARCH}: {error}", hint="is there inline PTX in it?") from error
     finally:
-        driver._active = before
-        hooks.remove(made.note)
+        _run.reset(token)
+        hooks.remove(note_loaded)
+        # Where there is no GPU it stays: kernels ask the active driver once more when they go.
+        if before is not None or any(one.driver.is_active() for one in backends.values()):
+            driver._active = before

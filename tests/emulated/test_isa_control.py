@@ -7,7 +7,7 @@ import pytest
 from isa_bench import ALL, HostArray, isa_text, launch, memory_of, run, run_wave
 from isa_tables import BRANCHES, HINTS
 
-from dieplace.emulator.isa import LogicalDevice, Program, UnknownInstruction
+from dieplace.emulator.isa import Launch, LogicalDevice, NeverWritten, Program, UnknownInstruction
 from dieplace.errors import CompileError, UsageError
 
 STORE_S20 = "v_mov_b32_e32 v1, s20\nv_lshlrev_b32_e32 v2, 2, v0\nglobal_store_dword v2, v1, s[4:5]"
@@ -163,12 +163,26 @@ def test_kernels_that_cannot_run_here_are_refused() -> None:
         Program.parse(isa_text("s_nop 0"), "other")
     with pytest.raises(CompileError, match="scratch"):
         Program.parse(isa_text("s_nop 0", extra="\t\t.amdhsa_private_segment_fixed_size 64\n"), "t")
-    with pytest.raises(CompileError, match="dispatch_ptr"):
-        Program.parse(isa_text("s_nop 0", extra="\t\t.amdhsa_user_sgpr_dispatch_ptr 1\n"), "t")
+    with pytest.raises(CompileError, match="private_segment_buffer"):
+        Program.parse(isa_text("s_nop 0", extra="\t\t.amdhsa_user_sgpr_private_segment_buffer 1\n"), "t")
     with pytest.raises(CompileError, match="floating-point mode"):
         Program.parse(isa_text("s_nop 0", extra="\t\t.amdhsa_float_denorm_mode_32 0\n"), "t")
     with pytest.raises(CompileError, match="s_endpgm"):
         Program.parse("t:\n\ts_nop 0\n.Lfunc_end0:\n", "t")
+
+
+def test_what_is_reserved_and_not_provided_must_not_be_read() -> None:
+    """Compilers reserve the dispatch and queue pointers in kernels that never look at them: the order is LLVM's."""
+    extra = "".join(
+        f"\t\t.amdhsa_{what}\n" for what in ("user_sgpr_dispatch_ptr 1", "user_sgpr_queue_ptr 1", "user_sgpr_count 6")
+    )
+    unread = Program.parse(isa_text("s_load_dword s20, s[4:5], 0x0\ns_waitcnt lgkmcnt(0)", extra=extra), "t")
+    assert unread.initial_sgprs[:6] == (None, None, None, None, "kernarg_lo", "kernarg_hi")
+    device = LogicalDevice()
+    run([Launch(unread, (1, 1, 1), (64, 1, 1), bytes(8), device)], memory_of())
+    read = Program.parse(isa_text("s_load_dword s20, s[0:1], 0x0\ns_waitcnt lgkmcnt(0)", extra=extra), "t")
+    with pytest.raises(NeverWritten, match="s0"):
+        run([Launch(read, (1, 1, 1), (64, 1, 1), bytes(8), device)], memory_of())
 
 
 METADATA = """	.amdgpu_metadata

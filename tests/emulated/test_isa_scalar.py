@@ -8,6 +8,8 @@ import pytest
 from isa_bench import run_wave
 from isa_scalar import CASES, M64, SAVEEXEC
 
+from dieplace.emulator.isa.operands import SGPR
+
 EDGE = {32: [0, 1, 31, 32, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x00100005, 0x00200000, 0x0008001F],
         64: [0, 1, (1 << 64) - 1, 1 << 63, (1 << 63) - 1, 1 << 32, 0xFFFFFFFF]}  # fmt: skip
 
@@ -68,3 +70,11 @@ def test_constants_are_sign_extended_and_floats_take_their_bits() -> None:
 def test_sixty_four_bit_operand_must_start_at_an_even_register() -> None:
     with pytest.raises(Exception, match="even register"):
         run_wave("s_mov_b64 s[21:22], 0")
+
+
+def test_a_comparison_writes_scc_for_another_block() -> None:
+    """Only the comparison touches SCC in its block; the next block reads what it wrote, not what was never written."""
+    text = "s_cmp_eq_u32 s20, s21\ns_branch .LBB0_1\n.LBB0_1:\ns_cselect_b32 s22, 7, 9"
+    for first, second, want in ((3, 3, 7), (3, 4, 9)):
+        after = run_wave(text, {}, {20: first, 21: second})
+        assert after.s(22) == want and after.is_written(SGPR + 22)

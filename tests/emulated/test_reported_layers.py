@@ -1,8 +1,11 @@
 """Reported faults of MXFP4, norms, RoPE, experts, router and head, on the reference and on the kernels.
 
-Each has its input and right value; sources: public issue threads and the OCP MX specification.
+Each has its input and right value; sources: public issue threads and the OCP MX specification. Triton's kernels are
+compiled for gfx950 and run on the emulated card, as FlyDSL's are.
 """
 
+import contextlib
+import importlib.util
 import math
 from typing import Any
 
@@ -12,14 +15,24 @@ import torch
 from dieplace.kernels import registry
 from dieplace.kernels.layout import prepare
 
-pytestmark = pytest.mark.parametrize("backend", ["reference", "flydsl"])
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed, so its kernels cannot be compiled"
+)
+pytestmark = pytest.mark.parametrize("backend", ["reference", "flydsl", pytest.param("triton", marks=needs_triton)])
 BF16 = torch.bfloat16
 
 
 def run(backend: str, op: str, operands: dict[str, Any], attrs: dict[str, Any] | None = None) -> dict[str, Any]:
     """Run strictly; the operands themselves are returned, outputs written."""
-    registry.run(op, operands, attrs, backend=backend, strict=True)
+    with _emulated() if backend == "triton" else contextlib.nullcontext():
+        registry.run(op, operands, attrs, backend=backend, strict=True)
     return operands
+
+
+def _emulated() -> contextlib.AbstractContextManager[None]:
+    from dieplace.emulator.triton_launch import triton_kernels
+
+    return triton_kernels()
 
 
 def mxfp4(backend: str, block: bytes, scale: int, x: list[float], rows: int = 1) -> float:

@@ -63,12 +63,11 @@ def cells(run: Run, metric: str) -> tuple[LinkCell, ...]:
 def _home(run: Run, point: Point) -> str | None:
     """The domain that a point read: named by its factors, else by its arm; None where the arm names no one place."""
     domain_of = {device["id"]: device.get("domain") for device in run.machine.get("devices", ())}
-    named = point.factors.get("home")
-    if isinstance(named, str):
-        return domain_of.get(named) or named
-    reader = point.factors["reader"]
+    reader, named = point.factors["reader"], point.factors.get("home")
     if point.arm == "near":
         return domain_of.get(reader)
+    if point.arm == "far" and isinstance(named, str):
+        return domain_of.get(named) or named
     readers = run.facts.get("visible") or list(domain_of)
     others = [name for name in readers if name != reader]
     # The far memory of `link` is the first other device's, as the experiment chooses it.

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+Columns = Sequence[tuple[str, str, str | None]]  # key, header, format of numbers or None for text
+# `63.5 [63.3, 63.7]`, `1,007 ns`, `6.61 to 7.78`
+_NUMBERS = re.compile(r"^[-+~]?[\d,.]+%?( [^\s\[]{1,8}( [\d,.]+)?)? ?(\[[^\]]*\]|\([^)]*\))?$")
 
-def html_table(columns: Sequence[tuple[str, str, str | None]], found: Iterable[Mapping[str, Any]]) -> str:
-    """Rows by key under headers; a column with a format is numeric, None is shown as `-`."""
+
+def html_table(columns: Columns, found: Iterable[Mapping[str, Any]]) -> str:
+    """Rows by key under headers, in a box that scrolls where it is wider than the page; None is shown as `-`.
+
+    A column with a format is numeric; a text that is a number with its interval is never broken.
+    """
     headers = "".join(f"<th{_numeric(f)}>{escape(header)}</th>" for _, header, f in columns)
-    body = "".join(
-        row_of_cells([_show(row.get(key), f) for key, _, f in columns], ["n" if f else "" for _, _, f in columns])
-        for row in found
-    )
-    return f"<table><tr>{headers}</tr>{body}</table>"
+    body = "".join(_row([(row.get(key), form) for key, _, form in columns]) for row in found)
+    return f'<div class="wide"><table><tr>{headers}</tr>{body}</table></div>'
+
+
+def _row(cells: Sequence[tuple[Any, str | None]]) -> str:
+    texts = [show(value, form) for value, form in cells]
+    kinds = ["n" if form else kind_of(text) for text, (_, form) in zip(texts, cells, strict=True)]
+    return row_of_cells(texts, kinds)
+
+
+def kind_of(text: str) -> str:
+    """The class of a text cell: `k` keeps numbers in one line, `w` gives sentences room."""
+    if _NUMBERS.match(text):
+        return "k"
+    return "w" if len(text) > 60 else ""
 
 
 def head_row(headers: Sequence[str], *, numeric: Sequence[str]) -> str:
@@ -27,9 +45,12 @@ def _numeric(form: str | None) -> str:
     return " class=n" if form else ""
 
 
-def _show(value: Any, form: str | None) -> str:
+def show(value: Any, form: str | None) -> str:
+    """A cell as text; `-` for None, lists with commas."""
     if value is None:
         return "-"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
     return form.format(value) if form else str(value)
 
 

@@ -1,4 +1,4 @@
-"""A report: one self-contained HTML page from runs, with charts, tables, conditions and the runs themselves embedded.
+"""A report: one self-contained HTML page, or one Markdown page, from runs of one or several experiments.
 
 Nothing is fetched and no script runs. Every label is escaped as text; the embedded JSON is data in which each `<` is
 written as an escape, so that no name in it can end or open an element. Modelled numbers say so in every title.
@@ -7,49 +7,22 @@ written as an escape, so that no name in it can end or open an element. Modelled
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from dieplace.errors import UsageError
-from dieplace.experiments import charts, live_tables, summary
-from dieplace.experiments.markup import head_row, html_table, row_of_cells
-from dieplace.experiments.report_sections import (
-    card_section,
-    cause_section,
-    published_section,
-    stage_section,
-    token_section,
-)
+from dieplace.experiments import live_tables, report_conditions, report_live, report_sections, summary
+from dieplace.experiments.report_parts import Heading, Listed, Part, Said, to_html, to_markdown
+from dieplace.experiments.report_style import STYLE
 from dieplace.run import Run
 
-_STYLE = """
-:root { color-scheme: light; }
-body { margin: 0 auto; max-width: 960px; padding: 24px 20px 60px; background: #fff; color: #22262d;
-  font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
-h1 { font-size: 24px; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }
-h2 { font-size: 19px; margin: 40px 0 8px; border-top: 1px solid #e3e6eb; padding-top: 20px; }
-h3 { font-size: 15px; margin: 22px 0 6px; }
-p, ul { margin: 6px 0; } ul { padding-left: 22px; } li, td, .said { overflow-wrap: anywhere; }
-td.w { min-width: 290px; } td.f { min-width: 210px; } td.k { white-space: nowrap; }
-.banner { background: #fdf3dc; border: 1px solid #e8cf8e; border-radius: 6px; padding: 10px 14px; margin: 14px 0; }
-.said { font-size: 17px; font-weight: 600; }
-.quiet { color: #555b66; font-size: 13px; }
-table { border-collapse: collapse; width: 100%; font-size: 13px; margin: 8px 0 4px; }
-th { text-align: left; border-bottom: 2px solid #b9c2d0; padding: 4px 8px; vertical-align: bottom; }
-td { border-bottom: 1px solid #e9ecf1; padding: 4px 8px; vertical-align: top; }
-.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-svg { max-width: 100%; height: auto; display: block; margin: 6px 0; }
-details { margin: 10px 0; } summary { cursor: pointer; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 12px; background: #f4f6fa; padding: 10px; }
-"""
 
-
-def write(runs: Sequence[Run], path: str | Path) -> Path:
+def write(runs: Sequence[Run], path: str | Path, *, markdown: bool = False) -> Path:
     """Write the report of `runs` to `path`; UsageError where they do not belong together or it cannot be written."""
     target = Path(path)
-    text = page(runs)
+    text = markdown_page(runs) if markdown else page(runs)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
@@ -59,59 +32,92 @@ def write(runs: Sequence[Run], path: str | Path) -> Path:
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The whole page as text."""
-    check_together(runs)
-    word = summary.title_word(runs)
-    first = runs[0]
-    title = f"{first.experiment}, {word}: {summary.workload_words(runs)}"
-    label = f"<p>{escape(first.label)}</p>" if first.label else ""
-    body = [
-        f"<h1>{escape(title)}</h1>{label}",
-        f'<p class="quiet">{escape(first.created)} · {escape(first.source)} node · {_blocks(runs)}</p>',
-        _banner(runs, word),
-        *(_live_sections(runs) if live_tables.is_live(runs) else _modelled_sections(runs, word)),
-        _condition_section(runs),
-        _embedded(runs),
-    ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    shown = f"<head>{head}<style>{_STYLE}</style></head><body>{''.join(body)}</body>"
+    """The whole HTML page as text."""
+    parts = _parts(runs)
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(_title(runs))}</title><style>{STYLE}</style>"
+    )
+    shown = f"<head>{head}</head><body>{to_html(parts)}{_embedded(runs)}</body>"
     return f'<!doctype html>\n<html lang="en">{shown}</html>\n'
 
 
-def _modelled_sections(runs: Sequence[Run], word: str) -> list[str]:
-    return [
-        *(f'<p class="said">{escape(line)}</p>' for line in summary.verdicts(runs)),
-        *(f"<p>Left out: {escape(block)}: {escape(why)}</p>" for block, why in summary.left_out(runs).items()),
-        token_section(runs, word),
-        cause_section(runs, word),
-        stage_section(runs, word),
-        card_section(runs, word),
-        published_section(runs, word),
-        _parameter_section(runs),
-    ]
+def markdown_page(runs: Sequence[Run]) -> str:
+    """The same as Markdown, charts replaced by the numbers behind them."""
+    return to_markdown(_parts(runs)) + "\n"
 
 
-def _live_sections(runs: Sequence[Run]) -> list[str]:
-    found = [f"<p>{escape(line)}</p>" for line in live_tables.sentences(runs)]
-    for table in live_tables.tables(runs):
-        note = f"<p class=quiet>{escape(table.note)}</p>" if table.note else ""
-        unit = "GB/s" if table.title.startswith("Bandwidth") else "us"
-        chart = charts.bars(table.bars, unit=unit, describe=table.title) if table.bars else ""
-        found.append(f"<h2>{escape(table.title)}</h2>{chart}{note}{html_table(table.columns, table.rows)}")
-    return found
+def _parts(runs: Sequence[Run]) -> list[Part]:
+    check_origins(runs)
+    word = summary.title_word(runs)
+    groups = _groups(runs)
+    parts: list[Part] = [Heading(_title(runs), 1)]
+    parts += [Said(label) for label in dict.fromkeys(run.label for run in runs if run.label)]
+    parts.append(_banner(runs, word))
+    linked = report_live.ceilings_of([run for run in runs if run.experiment == "link"])
+    for group in groups:
+        several = len(groups) > 1
+        if several:
+            parts.append(Heading(_group_title(group, word), 2))
+        parts.append(Said(_stamp(group), "quiet"))
+        level = 3 if several else 2
+        if live_tables.is_live(group):
+            parts += report_live.sections(group, linked, level)
+        else:
+            parts += report_sections.sections(group, word, level)
+        parts += report_conditions.section(group, level)
+    return parts
+
+
+def _title(runs: Sequence[Run]) -> str:
+    word, groups = summary.title_word(runs), _groups(runs)
+    if len(groups) == 1:
+        return _group_title(groups[0], word)
+    return f"{', '.join(dict.fromkeys(group[0].experiment for group in groups))}: {word}"
+
+
+def _group_title(group: Sequence[Run], word: str) -> str:
+    what = summary.workload_words(group)
+    return f"{group[0].experiment}, {word}" + ("" if what == group[0].experiment else f": {what}")
+
+
+def _groups(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs of one experiment and workload stand together, in the order of their first; `link` leads, as its ceilings
+    serve the others."""
+    found: dict[tuple[str, str], list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.experiment != "link"):
+        found.setdefault((run.experiment, _workload(run)), []).append(run)
+    return list(found.values())
+
+
+def _stamp(runs: Sequence[Run]) -> str:
+    created = sorted({run.created for run in runs})
+    when = created[0] if len(created) == 1 else f"{created[0]} to {created[-1]}"
+    blocks = ", ".join(dict.fromkeys(run.block for run in runs))
+    return f"{when} · {runs[0].source} node · {blocks}"
+
+
+def check_origins(runs: Sequence[Run]) -> None:
+    """UsageError unless there are runs and all are of one origin: measured and modelled numbers share no page."""
+    if not runs:
+        raise UsageError("there is no run to report", hint="name run files, or a folder with some")
+    found = sorted({run.origin for run in runs})
+    if len(found) > 1:
+        raise UsageError(f"one report cannot hold runs of different origin: {', '.join(found)}", hint="make two")
 
 
 def check_together(runs: Sequence[Run]) -> None:
-    """UsageError unless the runs are of one experiment, one origin and one workload."""
-    if not runs:
-        raise UsageError("there is no run to report", hint="name run files, or a folder with some")
-    for what, key in (("experiment", "experiment"), ("origin", "origin")):
-        found = sorted({getattr(run, key) for run in runs})
-        if len(found) > 1:
-            raise UsageError(f"one report cannot hold runs of different {what}: {', '.join(found)}")
+    """UsageError unless the runs are of one experiment, one origin and one workload, as one set of tables needs."""
+    check_origins(runs)
+    experiments = sorted({run.experiment for run in runs})
+    if len(experiments) > 1:
+        raise UsageError(
+            f"one set of tables cannot hold runs of different experiment: {', '.join(experiments)}",
+            hint="show them one by one, or all in one page with: dieplace bench report",
+        )
     names = sorted({_workload(run) for run in runs})
     if len(names) > 1:
-        raise UsageError(f"one report cannot hold different workloads: {'; '.join(names)}")
+        raise UsageError(f"one set of tables cannot hold different workloads: {'; '.join(names)}")
 
 
 def _workload(run: Run) -> str:
@@ -125,57 +131,10 @@ def embedded_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _blocks(runs: Sequence[Run]) -> str:
-    return escape(", ".join(run.block for run in runs))
-
-
-def _banner(runs: Sequence[Run], word: str) -> str:
+def _banner(runs: Sequence[Run], word: str) -> Listed:
     lines = dict.fromkeys(note for run in runs for note in run.notes)
     head = "Nothing here was measured on an MI355X." if word == "modelled" else ""
-    items = "".join(f"<li>{escape(note)}</li>" for note in lines)
-    return f'<div class="banner"><b>{head}</b><ul>{items}</ul></div>'
-
-
-def _parameter_section(runs: Sequence[Run]) -> str:
-    sets = runs[0].facts.get("parameter_sets", [])
-    if not sets:
-        return ""
-    body = "".join(
-        row_of_cells(
-            (
-                s["name"],
-                s["label"],
-                f"{s['handoff_us']:.4g}",
-                f"{s['packed_steps']:.4g}",
-                f"{s['local_gain']:.4g}",
-                f"{s['link_tb_per_s']:.4g}",
-                f"{s['release_wait_us']:.4g}",
-                s["fitted_to"],
-            ),
-            ("", "", "n", "n", "n", "n", "n", ""),
-        )
-        for s in sets
-    )
-    head = ("set", "label", "hand-off us", "far steps", "local gain", "link TB/s", "wait us", "fitted to")
-    return f"<h2>Parameter sets of the model</h2><table>{head_row(head, numeric=head[2:7])}{body}</table>"
-
-
-def _condition_section(runs: Sequence[Run]) -> str:
-    keys = [key for key in runs[0].conditions if not key.endswith("_why")]
-    body = []
-    for key in keys:
-        values = list(dict.fromkeys(_condition(run.conditions, key) for run in runs))
-        body.append(row_of_cells((key, "; ".join(values)), ("", "")))
-    return (
-        f"<h2>Conditions</h2><details><summary>{len(keys)} recorded</summary><table>{''.join(body)}</table></details>"
-    )
-
-
-def _condition(conditions: Mapping[str, Any], key: str) -> str:
-    value = conditions.get(key)
-    if value is None:
-        return f"unknown: {conditions.get(f'{key}_why', 'not recorded')}"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return Listed(head, tuple(lines), framed=True)
 
 
 def _embedded(runs: Sequence[Run]) -> str:

@@ -60,6 +60,7 @@ def _check(run: Run) -> None:
             _number(one[key], f"parameter {key}")
         for key in ("name", "label", "fitted_to"):
             _want(one[key], str, f"parameter set's {key}")
+    _mapping(run.facts.get("left_out", {}), "facts.left_out")
     if not run.points:
         raise ValueError("it has no points")
     for point in run.points:
@@ -67,41 +68,60 @@ def _check(run: Run) -> None:
 
 
 def _check_live(run: Run) -> None:
-    """Measured runs: what `live_tables` and the report read of them."""
+    """Measured runs, of experiments that are not known here too: what tables and report read of them."""
     _want(run.workload["name"], str, "workload.name")
-    if run.workload.get("context_tokens") is not None:
-        _number(run.workload["context_tokens"], "workload.context_tokens")
-    _mapping(run.facts.get("prediction", {}), "facts.prediction")
+    for key in ("context_tokens", "bytes_per_layer"):
+        if run.workload.get(key) is not None:
+            _number(run.workload[key], f"workload.{key}")
+    for name, value in _mapping(run.facts.get("prediction", {}), "facts.prediction").items():
+        if name.endswith("_gb_per_s"):
+            _number(value, f"facts.prediction.{name}")
     if run.facts.get("clock_share") is not None:
         _number(run.facts["clock_share"], "facts.clock_share")
+    for group in ("devices", "domains", "cards"):
+        for one in _list(run.machine.get(group, []), f"machine.{group}"):
+            _want(one["id"], str, f"an id of machine.{group}")
+            for key in ("domain", "card"):
+                _want(one.get(key) or "", str, f"the {key} of {one['id']}")
+            _whole(one.get("runtime_index") or 0, f"the runtime index of {one['id']}")
+    visible = run.facts.get("visible")
+    if visible is not None and not all(isinstance(name, str) for name in _list(visible, "facts.visible")):
+        raise TypeError("facts.visible names what is no text")
     if not run.points:
         raise ValueError("it has no points")
     for point in run.points:
-        _want(point.arm, str, "an arm")
-        _numbers_of(point)
-        if not all(isinstance(note, str) for note in point.notes):
-            raise TypeError("a point's note is no text")
-        if run.experiment == "link":
-            for key in ("what", "reader", "directions", "cache"):
-                _want(point.factors[key], str, f"a point's {key}")
-            _whole(point.factors["working_set_bytes"], "a working set")
-        elif "layer_us" not in point.quantities:
-            raise ValueError(f"arm {point.arm} has no layer_us")
-        _number(point.factors.get("moved_bytes_per_layer", 0), "moved bytes")
-        for stage in point.stages:
-            _want(stage["stage"], str, "a stage's name")
-            if run.experiment != "link" and stage["us"] is not None:
-                _number(stage["us"], "us of a stage")
-        for homes in _mapping((point.residency_before or {}).get("bytes_by_role_and_domain", {}), "homes").values():
-            for nbytes in _mapping(homes, "bytes of a role").values():
-                _number(nbytes, "bytes in a domain")
+        _check_live_point(run, point)
+
+
+def _check_live_point(run: Run, point: Point) -> None:
+    _want(point.arm, str, "an arm")
+    _numbers_of(point)
+    if not all(isinstance(note, str) for note in point.notes):
+        raise TypeError("a point's note is no text")
+    _mapping(point.factors, "a point's factors")
+    if run.experiment == "link":
+        for key in ("what", "reader", "directions", "cache"):
+            _want(point.factors[key], str, f"a point's {key}")
+        _whole(point.factors["working_set_bytes"], "a working set")
+    for key in ("moved_bytes_per_layer", "bytes_read", "bytes_read_far"):
+        if point.factors.get(key) is not None:
+            _number(point.factors[key], key)
+    for stage in point.stages:
+        _want(stage["stage"], str, "a stage's name")
+        if stage.get("us") is not None:
+            _number(stage["us"], "us of a stage")
+    for homes in _mapping((point.residency_before or {}).get("bytes_by_role_and_domain", {}), "homes").values():
+        for nbytes in _mapping(homes, "bytes of a role").values():
+            _number(nbytes, "bytes in a domain")
 
 
 def _numbers_of(point: Point) -> None:
     for name, quantity in point.quantities.items():
         _want(quantity.method, str, f"method of {name}")
         _want(quantity.why or "", str, f"why of {name}")
-        for number in (quantity.value, quantity.low, quantity.high, *quantity.by_set.values(), *quantity.samples):
+        for value in quantity.by_set.values():
+            _number(value, f"{name} of {point.arm} in a parameter set")
+        for number in (quantity.value, quantity.low, quantity.high, *quantity.samples):
             if number is not None:
                 _number(number, f"{name} of {point.arm}")
 

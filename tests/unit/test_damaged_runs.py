@@ -61,6 +61,7 @@ def test_any_damage_is_a_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     whole = json.loads(file.read_text())
+    whole_other = LIVE / "link" / "gpu0-gpu1.json" if whole["origin"] == "measured" else FOLDER / "dpx-nps1.json"
     paths = paths_of(whole)
     # parts near the root decide most; a run has thousands of numbers deep inside
     shallow = [path for path in paths if len(path) <= 4]
@@ -73,6 +74,7 @@ def test_any_damage_is_a_sentence(
                 ["bench", "show", "run.json"],
                 ["bench", "show", "run.json", "--json"],
                 ["bench", "report", "run.json", "--out", "r.html"],
+                ["bench", "report", "run.json", str(whole_other), "--md", "--out", "r.md"],
                 ["bench", "compare", "run.json", str(file), "--fail-on", "1"],
             ]
         )

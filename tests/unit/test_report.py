@@ -57,7 +57,8 @@ class Page(HTMLParser):
 def test_page_is_whole_and_self_contained(runs: list[Run]) -> None:
     text = report.page(runs)
     page = Page(text)
-    assert [tag for tag, _ in page.seen].count("svg") == 8
+    # times, causes, stages, a waterfall for each of the three arms that add something, four cards, published figures
+    assert [tag for tag, _ in page.seen].count("svg") == 11
     for tag, attributes in page.seen:
         assert tag not in ("img", "link", "iframe", "object", "form")
         assert not {"src", "href", "onload", "onerror", "onclick"} & set(attributes)
@@ -168,14 +169,18 @@ def test_only_what_the_audit_counted_is_said_to_be_audited(runs: list[Run]) -> N
 
 
 def test_runs_that_do_not_belong_together_are_refused(runs: list[Run]) -> None:
+    """No page mixes origins; one set of tables mixes neither experiments nor workloads either."""
+    with pytest.raises(UsageError, match="one report cannot hold runs of different origin"):
+        report.page([runs[0], replace(runs[1], origin="measured")])
     for changed in (
-        replace(runs[1], origin="measured"),
         replace(runs[1], workload={**runs[1].workload, "name": "other"}),
         replace(runs[1], workload={**runs[1].workload, "bytes_from": "counted on the emulator, code 0"}),
-        replace(runs[1], experiment="link"),
+        replace(runs[1], experiment="placement"),
     ):
-        with pytest.raises(UsageError, match="one report cannot hold"):
-            report.page([runs[0], changed])
+        with pytest.raises(UsageError, match="one set of tables cannot hold"):
+            report.check_together([runs[0], changed])
+        page = Page(report.page([runs[0], changed]))  # a page of two parts
+        assert len(page.texts["h2"]) == 3
     with pytest.raises(UsageError, match="no run"):
         report.page([])
 

@@ -1,0 +1,288 @@
+"""The sections of a measured report: verdicts, tables, the near/far matrix, ceilings, stages, homes and all samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dieplace.experiments import charts, charts_places, generic_tables, link_matrix, live_tables, report_samples
+from dieplace.experiments.charts_places import MatrixCell
+from dieplace.experiments.link_tables import headline
+from dieplace.experiments.live_table import LiveTable, arm_words, digits, points_of, ranged, size_words
+from dieplace.experiments.markup import show_bytes
+from dieplace.experiments.report_parts import Drawn, Folded, Heading, Listed, Part, Said, Tabled
+from dieplace.experiments.report_sections import MOST_OPEN, ROLE_WORDS
+from dieplace.experiments.step_tables import RESIDENCY, is_step
+from dieplace.run import Point, Quantity, Run
+
+
+def sections(runs: Sequence[Run], ceilings: Ceilings | None, level: int = 2) -> list[Part]:
+    """All sections of one measured experiment; `ceilings` are those of the page's `link` run, where it has one."""
+    word = runs[0].origin
+    parts = _verdicts(live_tables.sentences(runs))
+    if runs[0].experiment == "link":
+        parts += _matrices(runs, word, level)
+    tables = live_tables.tables(runs)
+    for table in (one for one in tables if one.title != RESIDENCY):
+        parts += _table(table, level)
+    parts += _waterfalls(runs, word, level) if is_step(runs) else []
+    parts += _roofline(runs, ceilings, word, level)
+    parts += _homes(runs, word, level)
+    for table in (one for one in tables if one.title == RESIDENCY):
+        parts += _table(table, level)
+    return [*parts, *report_samples.sections(runs, word, level)]
+
+
+def _verdicts(lines: Sequence[str]) -> list[Part]:
+    """A few stand out; many are a list."""
+    if len(lines) <= MOST_OPEN:
+        return [Said(line, "verdict") for line in lines]
+    return [Listed("What was found", tuple(lines))]
+
+
+def _table(table: LiveTable, level: int) -> list[Part]:
+    if not table.rows:
+        return []
+    columns = [c for c in table.columns if any(row.get(c[0]) not in (None, "") for row in table.rows)]
+    chart = charts.bars(table.bars, unit=table.unit, describe=table.title) if table.bars else ""
+    note = [Said(table.note, "quiet")] if table.note else []
+    if table.title == RESIDENCY:  # drawn as well, for a reader of the page
+        return [Folded(table.title, (Tabled(columns, table.rows),))]
+    return [Heading(table.title, level), *([Drawn(chart)] if chart else []), *note, Tabled(columns, table.rows)]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Measured read rates of near and far memory in GB/s, and what measured them."""
+
+    near: float
+    far: float | None
+    source: str
+
+
+def ceilings_of(link_runs: Sequence[Run]) -> Ceilings | None:
+    """The highest cold one-direction rates of `link` runs; None where there is none."""
+    best: dict[str, float] = {}
+    for _, point in points_of(link_runs):
+        rate, factors = point.quantities.get("gb_per_s"), point.factors
+        if rate is None or rate.value is None or factors.get("cache") != "cold" or factors.get("directions") != "one":
+            continue
+        side = "near" if point.arm.startswith("near") and "far" not in point.arm else "far"
+        best[side] = max(best.get(side, 0.0), rate.value)
+    if "near" not in best:
+        return None
+    return Ceilings(best["near"], best.get("far"), "the link run of this page, highest cold rate")
+
+
+def _own_ceilings(run: Run) -> Ceilings | None:
+    told = run.facts.get("prediction")
+    near, far = (
+        (told.get(f"{side}_gb_per_s") for side in ("near", "far")) if isinstance(told, Mapping) else (None, None)
+    )
+    if not isinstance(near, (int, float)) or near <= 0:
+        return None
+    return Ceilings(float(near), float(far) if isinstance(far, (int, float)) and far > 0 else None, "reads of this run")
+
+
+def _roofline(runs: Sequence[Run], linked: Ceilings | None, word: str, level: int) -> list[Part]:
+    head = Heading(f"Bytes over the measured ceiling, {word}", level)
+    if runs[0].experiment == "link":
+        return [head, *_link_roofline(runs)]
+    shares, used = [], None
+    for run, point in points_of(runs):
+        ceiling = linked or _own_ceilings(run)
+        time, read = _time_us(run, point), _bytes_read(run, point)
+        if ceiling is None or time is None or read is None or not time.value:
+            continue
+        near, far = read
+        floor = max(near / ceiling.near, far / ceiling.far if ceiling.far else 0.0) / 1000
+        text = f"{floor:.1f} of {time.value:.1f} us, {floor / time.value:.0%}"
+        shares.append(charts.Share(arm_words(run, point, runs), floor / time.value, text, far / (near + far) > 0.5))
+        used = ceiling
+    if not shares or used is None:
+        why = "bytes a step reads and a ceiling measured in the same run are not both known"
+        return [head, Said(f"None here: {why}.")] if is_step(runs) else []
+    rates = f"near {used.near:,.0f} GB/s" + (f", far {used.far:,.0f} GB/s" if used.far else "")
+    note = (
+        f"Time that the bytes alone need at the ceiling, over the time measured. Ceiling: {rates}, from {used.source}."
+        " Near and far memory are read at the same time, so the slower of the two counts."
+    )
+    rows = [{"arm": s.label, "share": s.share, "text": s.text} for s in shares]
+    table = Tabled((("arm", "arm", None), ("text", "byte floor of measured", None), ("share", "share", "{:.3f}")), rows)
+    return [head, Drawn(charts.roofline(shares, describe="bytes over the ceiling"), (table,)), Said(note, "quiet")]
+
+
+def _link_roofline(runs: Sequence[Run]) -> list[Part]:
+    shares = []
+    for run, point in points_of(runs):
+        share, rate = point.quantities.get("of_ceiling"), point.quantities.get("gb_per_s")
+        if not headline(run, point) or share is None or share.value is None or rate is None or rate.value is None:
+            continue
+        factors = point.factors
+        size = size_words(factors["working_set_bytes"])
+        label = f"{factors['what']} {point.arm}, {size}, {factors['reader']}"
+        far = not point.arm.startswith("near") or "far" in point.arm
+        shares.append(charts.Share(label, share.value, f"{rate.value:,.0f} GB/s, {share.value:.2f}", far))
+    if not shares:
+        return [Said("None here: no cold rate was measured.")]
+    note = "Each rate over the highest cold rate of its kind of memory, near or far, in the same run."
+    return [Drawn(charts.roofline(shares, describe="rates over the ceiling of the run")), Said(note, "quiet")]
+
+
+def _time_us(run: Run, point: Point) -> Quantity | None:
+    main = "layer_us" if "layer_us" in point.quantities else generic_tables.main_quantity(run)
+    found = point.quantities.get(main) if main else None
+    return found if found is not None and found.unit == "us" and found.value is not None else None
+
+
+def _bytes_read(run: Run, point: Point) -> tuple[float, float] | None:
+    """Bytes of one sample from near and from far memory, as the point or the workload says; None where unknown."""
+    total = point.factors.get("bytes_read", run.workload.get("bytes_per_layer"))
+    far = point.factors.get("bytes_read_far", point.factors.get("moved_bytes_per_layer", 0))
+    if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (total, far)) or total <= 0:
+        return None
+    return max(total - far, 0.0), min(far, total)
+
+
+def _matrices(runs: Sequence[Run], word: str, level: int) -> list[Part]:
+    parts: list[Part] = [Heading(f"Near and far memory, {word}", level)]
+    for run in runs:
+        for metric, unit in (("latency", "ns"), ("bandwidth", "GB/s")):
+            found = link_matrix.cells(run, metric)
+            if found:
+                parts.append(_matrix(found, metric, unit, run if len(runs) > 1 else None))
+    return parts if len(parts) > 1 else []
+
+
+def _matrix(found: Sequence[link_matrix.LinkCell], metric: str, unit: str, run: Run | None) -> Drawn:
+    readers = list(dict.fromkeys(cell.reader for cell in found))
+    homes = sorted({cell.home for cell in found})
+    by_pair = {(cell.reader, cell.home): cell for cell in found}
+    best = {r: _best([c.quantity.value or 0.0 for c in found if c.reader == r], metric) for r in readers}
+
+    def cell(reader: str, home: str) -> MatrixCell | None:
+        one = by_pair.get((reader, home))
+        if one is None or not one.quantity.value:
+            return None
+        value = one.quantity.value
+        ratio = value / best[reader] if metric == "latency" else best[reader] / value
+        told = ranged(one.quantity, digits(value)) or ""
+        under = told.partition(" ")[2] + (f", x {ratio:.2f}" if ratio > 1.005 else "")
+        return MatrixCell(f"{digits(value).format(value)} {unit}", under.strip(", "), ratio)
+
+    size = size_words(max(c.working_set_bytes for c in found))
+    title = f"{metric.capitalize()} of {'dependent loads' if metric == 'latency' else 'reads'}, {size}, cold"
+    title += f", {run.block}" if run else ""
+    rows = [
+        {"reader": r, **{h: (ranged(by_pair[r, h].quantity, "{:,.0f}") if (r, h) in by_pair else None) for h in homes}}
+        for r in readers
+    ]
+    table = Tabled((("reader", f"{metric}, {unit}: row reads from column", None), *((h, h, None) for h in homes)), rows)
+    grid = [[cell(reader, home) for home in homes] for reader in readers]
+    return Drawn(charts_places.matrix(title, readers, homes, grid, describe=title), (table,))
+
+
+def _best(values: Sequence[float], metric: str) -> float:
+    return (min(values) if metric == "latency" else max(values)) or 1.0
+
+
+def _waterfalls(runs: Sequence[Run], word: str, level: int) -> list[Part]:
+    """From each case's local arm to every other, by the stages that events in the graph told."""
+    found: list[Part] = []
+    for run, point in points_of(runs):
+        base = _base_of(run, point)
+        here, there = _stage_us(point), _stage_us(base) if base else {}
+        if base is None or not here or here.keys() != there.keys():
+            continue
+        steps = [charts.Step(stage, here[stage] - there[stage]) for stage in here]
+        names = arm_words(run, base, runs), arm_words(run, point, runs)
+        chart = charts.waterfall(
+            charts.Step(names[0], sum(there.values())), steps, charts.Step(names[1], sum(here.values())),
+            unit="us", describe=f"from {names[0]} to {names[1]} by stage",
+        )  # fmt: skip
+        found += [Heading(f"From {names[0]} to {names[1]}, stage by stage, {word}", level + 1), Drawn(chart)]
+    if not found:
+        return []
+    most = 2 * MOST_OPEN
+    rest = [Folded("more arms, stage by stage", tuple(found[most:]))] if len(found) > most else []
+    note = "Stages between events in the graph: their sum is longer than the layer, as each event takes some time."
+    return [*found[:most], *rest, Said(note, "quiet")]
+
+
+def _base_of(run: Run, point: Point) -> Point | None:
+    """The arm with everything local of the same case, for a point that moves something."""
+    if not point.factors.get("roles_moved"):
+        return None
+    cases = (p for p in run.points if p.factors.get("case") == point.factors.get("case"))
+    return next((p for p in cases if not p.factors.get("roles_moved")), None)
+
+
+def _stage_us(point: Point) -> dict[str, float]:
+    """Microseconds by stage; empty where one of them is not known."""
+    found: dict[str, float] = {}
+    for stage in point.stages:
+        if stage.get("us") is None:
+            return {}
+        found[str(stage["stage"])] = float(stage["us"])
+    return found
+
+
+def _homes(runs: Sequence[Run], word: str, level: int) -> list[Part]:
+    parts: list[Part] = []
+    for run, point in points_of(runs):
+        by_role = (point.residency_before or {}).get("bytes_by_role_and_domain")
+        if not isinstance(by_role, Mapping) or not by_role:
+            continue
+        places = list(_places(run, by_role))
+        evidence, moved = ((point.residency_before or {}).get(key) for key in ("evidence", "moved_evidence"))
+        title = f"{arm_words(run, point, runs)}: {f'what moves is {moved}, the rest ' if moved else ''}{evidence}"
+        link = _crossing(point)
+        picture = charts_places.places(places, link=link, describe=f"bytes by home, {point.arm}")
+        parts += [Heading(title, level + 1), Drawn(picture, (Said(link.replace("\n", " ")),) if link else ())]
+    if not parts:
+        return []
+    most = 2 * MOST_OPEN
+    rest = [Folded("more arms", tuple(parts[most:]))] if len(parts) > most else []
+    return [Heading(f"Where the bytes lay, from the audit ({runs[0].source})", level), *parts[:most], *rest]
+
+
+def _places(run: Run, by_role: Mapping[str, Mapping[str, Any]]) -> Iterator[charts_places.Place]:
+    """The memory of every visible GPU or die, with what lay in it; others only where something did."""
+    visible = run.facts.get("visible")
+    used = {home for homes in by_role.values() for home in homes}
+    part_of = {card["id"]: card.get("part") for card in run.machine.get("cards", ())}
+    one_reader = run.workload.get("shards") == 1
+    for domain in run.machine.get("domains", ()):
+        devices = [d["id"] for d in run.machine.get("devices", ()) if d.get("domain") == domain["id"]]
+        if domain["id"] not in used and not (devices and (visible is None or set(devices) & set(visible))):
+            continue
+        if domain.get("card") is None and domain["id"] not in used:
+            continue
+        held = tuple(
+            charts_places.Held(ROLE_WORDS.get(role, role), "", show_bytes(homes[domain["id"]]))
+            for role, homes in by_role.items()
+            if homes.get(domain["id"])
+        )
+        computing = _computes(run, devices) if one_reader else devices
+        name = str(part_of.get(domain.get("card")) or "").removeprefix("NVIDIA ")
+        label = f"{domain['id']} {name}".strip()
+        yield charts_places.Place(label, f"computes: {', '.join(computing)}" if computing else "", held)
+
+
+def _computes(run: Run, devices: Sequence[str]) -> list[str]:
+    """Of one shard, the device that ran it: named by the run, else the first in the runtime's order."""
+    named = run.facts.get("executing")
+    if isinstance(named, (list, tuple)):
+        return [device for device in devices if device in named]
+    indexed = [
+        (d["runtime_index"], d["id"]) for d in run.machine.get("devices", ()) if d.get("runtime_index") is not None
+    ]
+    return [device for device in devices if indexed and device == min(indexed)[1]]
+
+
+def _crossing(point: Point) -> str:
+    far = point.factors.get("bytes_read_far", point.factors.get("moved_bytes_per_layer"))
+    if not isinstance(far, (int, float)):
+        return ""
+    return f"{show_bytes(far)} a layer\ncross the link"

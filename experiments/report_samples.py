@@ -1,0 +1,68 @@
+"""The section of a report that shows every sample: in order of taking and as a distribution, with the A/A beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median, quantiles
+from typing import Any
+
+from dieplace.experiments import charts_samples, generic_tables
+from dieplace.experiments.link_tables import headline, what_words
+from dieplace.experiments.live_table import arm_words, digits, ranged
+from dieplace.experiments.report_parts import Drawn, Folded, Heading, Part, Said, Tabled
+from dieplace.run import Point, Run
+
+MOST_SAMPLED = 8  # rows of samples that are shown at once; more are folded
+
+
+def sections(runs: Sequence[Run], word: str, level: int) -> list[Part]:
+    """The section, empty where no run has samples."""
+    rows = [row for run in runs for row in _sampled(run, runs)]
+    if not rows:
+        return []
+    drawn = [
+        Drawn(
+            charts_samples.samples(rows[start : start + MOST_SAMPLED], describe="samples in order of taking and ECDF")
+        )
+        for start in range(0, len(rows), MOST_SAMPLED)
+    ]
+    more = [Folded(f"{len(rows) - MOST_SAMPLED} more arms", tuple(drawn[1:]))] if len(drawn) > 1 else []
+    note = "Every sample that was taken; none was left out. A/A: the same arm a second time in every block."
+    table = Folded("the samples in numbers", (Tabled(_SPREADS, [_numbers(row) for row in rows]),))
+    return [Heading(f"All samples, {word}", level), Said(note, "quiet"), drawn[0], *more, table]
+
+
+def _sampled(run: Run, runs: Sequence[Run]) -> Iterator[charts_samples.Sampled]:
+    main = generic_tables.main_quantity(run)
+    for point in run.points:
+        if run.experiment == "link" and not headline(run, point):
+            continue
+        names = ("latency_ns", "gb_per_s") if run.experiment == "link" else (main,)
+        for name in names:
+            quantity = point.quantities.get(name) if name else None
+            if quantity is None or not quantity.samples or quantity.value is None or not all(quantity.samples):
+                continue
+            control = point.quantities.get(f"control_{name}")
+            label = _link_label(point) if run.experiment == "link" else arm_words(run, point, runs)
+            shown = ranged(quantity, digits(quantity.value))
+            text = f"{shown} {quantity.unit}, {len(quantity.samples)} samples"
+            yield charts_samples.Sampled(label, quantity.samples, control.samples if control else (), text)
+
+
+def _link_label(point: Point) -> str:
+    return what_words(point).strip(",")
+
+
+_SPREADS = (
+    ("arm", "arm", None), ("count", "samples", "{:d}"), ("least", "least", "{:,.4g}"), ("low", "quarter", "{:,.4g}"),
+    ("median", "median", "{:,.4g}"), ("high", "three quarters", "{:,.4g}"), ("most", "most", "{:,.4g}"),
+    ("again", "A/A median", "{:,.4g}"),
+)  # fmt: skip
+
+
+def _numbers(row: charts_samples.Sampled) -> dict[str, Any]:
+    cuts = quantiles(row.samples, n=4, method="inclusive") if len(row.samples) > 1 else [row.samples[0]] * 3
+    return {
+        "arm": row.label, "count": len(row.samples), "least": min(row.samples), "low": cuts[0], "median": cuts[1],
+        "high": cuts[2], "most": max(row.samples), "again": median(row.control) if row.control else None,
+    }  # fmt: skip

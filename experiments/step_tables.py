@@ -1,0 +1,98 @@
+"""Tables of measured decode steps (weight-swap, placement, context, verify): time of a layer, stages, bytes by home."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dieplace.experiments.charts import Bar
+from dieplace.experiments.live_table import LiveTable, Row, arm_words, points_of, ranged, spread
+from dieplace.run import Run
+
+RESIDENCY = "Bytes by role and domain, audited"
+
+
+def is_step(runs: Sequence[Run]) -> bool:
+    """Whether every point has the time of a layer."""
+    return all("layer_us" in point.quantities for _, point in points_of(runs))
+
+
+def time_table(runs: Sequence[Run]) -> LiveTable:
+    """One row an arm: moved bytes, evidence, time, ratio to local, and the prediction where one was made."""
+    names = ("layer_us", "time_over_local", "predicted_us", "predicted_over_measured")
+    rows = []
+    for run, point in points_of(runs):
+        row: Row = {"run": run.block, "arm": arm_words(run, point, runs), "cache": point.factors.get("cache")}
+        for name in names:
+            row |= spread(name, point.quantities.get(name))
+        row["moved_mb"] = point.factors.get("moved_bytes_per_layer", 0) / 1e6
+        row["evidence"] = (point.residency_before or {}).get("moved_evidence")
+        row["time"] = ranged(point.quantities.get("layer_us"), "{:.1f}")
+        row["ratio"] = ranged(point.quantities.get("time_over_local"), "{:.3f}")
+        rows.append(row)
+    columns = (
+        ("arm", "arm", None),
+        ("moved_mb", "moved MB", "{:.1f}"),
+        ("evidence", "these are", None),
+        ("time", "layer us [95 %]", None),
+        ("ratio", "x local [95 %]", None),
+        ("predicted_us", "predicted us", "{:.1f}"),
+        ("predicted_over_measured", "predicted / measured", "{:.3f}"),
+    )
+    return LiveTable(f"Time of one layer, {runs[0].origin}", columns, tuple(rows), _time_note(runs, rows), _bars(runs))
+
+
+def _time_note(runs: Sequence[Run], rows: Sequence[Row]) -> str:
+    formula = str(runs[0].facts.get("prediction", {}).get("formula", ""))
+    caches = ", ".join(dict.fromkeys(str(row["cache"]) for row in rows if row["cache"]))
+    notes = "".join(f" {note}." for note in dict.fromkeys(note for _, point in points_of(runs) for note in point.notes))
+    return (
+        "Moved: bytes that a layer reads from the peer, and how their home is known."
+        f"{f' Caches: {caches}.' if caches else ''} x local: median of pairs; that of local itself is the A/A control."
+        f"{f' Formula: {formula}; P marks it in the chart.' if formula else ''}{notes}"
+    )
+
+
+def _bars(runs: Sequence[Run]) -> tuple[Bar, ...]:
+    """Measured time with its interval; P marks the prediction."""
+    found = []
+    for run, point in points_of(runs):
+        time, predicted = point.quantities["layer_us"], point.quantities.get("predicted_us")
+        if time.value is not None:
+            marks = () if predicted is None or predicted.value is None else (("P", predicted.value),)
+            label = arm_words(run, point, runs)
+            found.append(Bar(label, time.value, time.low, time.high, marks, f"{time.value:.1f} us"))
+    return tuple(found)
+
+
+def stage_table(runs: Sequence[Run]) -> LiveTable:
+    """One row a stage, one column an arm; null where events in a graph do not tell."""
+    rows: dict[str, Row] = {}
+    arms: dict[str, str] = {}
+    whys: dict[str, None] = {}
+    for number, run in enumerate(runs):
+        for place, point in enumerate(run.points):
+            key = f"us_{number}_{place}"
+            arms[key] = arm_words(run, point, runs)
+            for stage in point.stages:
+                rows.setdefault(str(stage["stage"]), {"stage": stage["stage"]})[key] = stage.get("us")
+                if stage.get("us") is None:
+                    whys.setdefault(str(stage.get("us_why")))
+    columns = (("stage", "stage", None), *((key, f"{name} us", "{:.1f}") for key, name in arms.items()))
+    note = "Between events in the same graph: each event adds some microseconds, so stages sum to more than the layer."
+    told = "".join(f" Empty where: {why}." for why in whys)
+    return LiveTable(f"Where a layer's time goes, {runs[0].origin}", columns, tuple(rows.values()), note + told)
+
+
+def residency_table(runs: Sequence[Run]) -> LiveTable:
+    """One row an arm, role and home."""
+    rows = []
+    for run, point in points_of(runs):
+        for role, homes in (point.residency_before or {}).get("bytes_by_role_and_domain", {}).items():
+            for home, nbytes in homes.items():
+                arm = arm_words(run, point, runs)
+                rows.append({"run": run.block, "arm": arm, "role": role, "home": home, "mb": nbytes / 1e6})
+    columns = (
+        ("run", "run", None), ("arm", "arm", None), ("role", "role", None), ("home", "lies in", None),
+        ("mb", "MB", "{:,.1f}"),
+    )  # fmt: skip
+    return LiveTable(RESIDENCY, columns, tuple(rows))

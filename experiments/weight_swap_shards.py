@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from dieplace.backends import torch_timing as timing
 from dieplace.backends import triton_binaries as binaries
 from dieplace.errors import KernelFault, Unsupported, UsageError
 from dieplace.experiments import layer_speed
@@ -105,7 +106,7 @@ class ShardRun(StepRun):
         try:
             progress(f"{self.count} layers placed and captured as halves on {SHARDS} GPUs")
             self.agreement = shards.compare_with_one_gpu()
-            before = {arm.name: shards.look(arm, case.roles) for arm in case.arms}
+            before = {arm.name: shards.look(arm, case.roles, stages=True) for arm in case.arms}
             progress("every arm audited, probed, and its code and result compared")
             code_hash = before[case.arms[0].name].code_hash
             self.hashes = dict(shards.hashes)
@@ -171,8 +172,11 @@ class Shards:
         self.mailboxes.require_arrival()
         return max(ends) / self.count
 
-    def look(self, arm: StepArm, roles: Sequence[str]) -> Look:
-        """Both shards as one look: audits and probes of both, their code hashes as one, and the common result."""
+    def look(self, arm: StepArm, roles: Sequence[str], *, stages: bool = False) -> Look:
+        """Both shards as one look: audits and probes of both, their code hashes as one, and the common result.
+
+        `stages` are those of the shard that takes longer, its waiting for the other one included.
+        """
         self._move(arm)
         hashes: list[str | None] = []
         why: str | None = None
@@ -190,7 +194,9 @@ class Shards:
         rest = Residency((*(i for look in looked for i in look[1].items), *audit(*self.mailboxes.buffers).items))
         probed = {role: _merged([look[2][role] for look in looked]) for role in roles}
         joined = None if None in hashes else "+".join(str(h) for h in hashes)
-        return Look(moved.require_placed(), rest, probed, joined, why, self._result(), None, ())
+        result = self._result()
+        marked, spans = self._stages() if stages else (None, ())
+        return Look(moved.require_placed(), rest, probed, joined, why, result, marked, spans)
 
     def compare_with_one_gpu(self) -> dict[str, float]:
         """Largest deviation of any layer's output from the whole layer's on the first GPU, and its limit.
@@ -247,6 +253,14 @@ class Shards:
         inputs = [placed.layer.t["x"] for placed in one.layers]
         rest = audit(*[buffer for role, buffer in buffers if role not in roles], one.work, *inputs)
         return moved, rest, {role: one.probe(role, self.levels[n]) for role in roles}
+
+    def _stages(self) -> tuple[float, tuple[timing.StageTime, ...]]:
+        """us of a layer with events between its stages, and the stages; in graphs of their own."""
+        works = [(one.launches, one.index) for one in self.each]
+        took = timing.stage_times_together(works, replays=10, ready=self.mailboxes.exchange.reset)
+        self.mailboxes.require_arrival()
+        total, spans = max(took, key=lambda one: one[0])
+        return total / 1000 / self.count, spans
 
     def _result(self) -> float:
         return float(sum(one.work["y"].double().sum().item() for one in self.each))

@@ -96,18 +96,41 @@ def stage_times(
     stages: Sequence[tuple[str, Launch]], device: int, *, replays: int = 20, cuda: Any = None
 ) -> tuple[float, tuple[StageTime, ...]]:
     """(median total in ns, median of each stage) of stages in one graph; the total is measured whatever events do."""
+    return stage_times_together([(stages, device)], replays=replays, cuda=cuda)[0]
+
+
+def stage_times_together(
+    works: Sequence[tuple[Sequence[tuple[str, Launch]], int]],
+    *,
+    replays: int = 20,
+    ready: Launch = lambda: None,
+    cuda: Any = None,
+) -> list[tuple[float, tuple[StageTime, ...]]]:
+    """`stage_times` of several devices whose graphs wait for one another: all are started before any is waited for.
+
+    Each is captured, and replayed once, alone; `ready` puts right what that left behind.
+    """
     cuda = cuda or _torch_cuda()
-    marks, work, why = _with_marks(stages, device, cuda)
-    totals: list[float] = []
-    spans: list[list[float]] = [[] for _ in stages]
+    made = [_with_marks(stages, device, cuda) for stages, device in works]
+    ready()
+    whys = [why for _, _, why in made]
+    totals: list[list[float]] = [[] for _ in works]
+    spans: list[list[list[float]]] = [[[] for _ in stages] for stages, _ in works]
     for _ in range(replays):
-        totals.append(time_once(work, cuda=cuda) * work.launches)
-        if why is None:
-            why = _read_marks(marks, spans)
-    names = [name for name, _ in stages]
+        for n, ns in enumerate(time_together([work for _, work, _ in made], cuda=cuda)):
+            totals[n].append(ns * made[n][1].launches)
+            if whys[n] is None:
+                whys[n] = _read_marks(made[n][0], spans[n])
+    return [
+        (median(totals[n]), _medians([name for name, _ in stages], spans[n], whys[n]))
+        for n, (stages, _) in enumerate(works)
+    ]
+
+
+def _medians(names: Sequence[str], spans: Sequence[Sequence[float]], why: str | None) -> tuple[StageTime, ...]:
     if why is not None:
-        return median(totals), tuple(StageTime(name, None, why) for name in names)
-    return median(totals), tuple(StageTime(n, median(s)) for n, s in zip(names, spans, strict=True))
+        return tuple(StageTime(name, None, why) for name in names)
+    return tuple(StageTime(name, median(one)) for name, one in zip(names, spans, strict=True))
 
 
 def _with_marks(stages: Sequence[tuple[str, Launch]], device: int, cuda: Any) -> tuple[list[Any], Captured, str | None]:

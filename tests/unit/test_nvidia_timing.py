@@ -33,6 +33,16 @@ def test_stage_times_add_up_to_the_total() -> None:
     assert total == pytest.approx(4e6)
 
 
+def test_stages_of_graphs_that_wait_for_one_another() -> None:
+    """Both are captured before `ready`, then started together; each has its own stages."""
+    cuda, readied = FakeCuda(), []
+    works = [([("put", cuda.work(1.0)), ("sum", cuda.work(2.0))], 0), ([("put", cuda.work(4.0))], 1)]
+    found = timing.stage_times_together(works, ready=lambda: readied.append(True), cuda=cuda)
+    assert readied == [True]
+    assert [total for total, _ in found] == pytest.approx([3e6, 4e6])
+    assert [[s.value_ns for s in stages] for _, stages in found] == [[1e6, 2e6], [4e6]]
+
+
 @pytest.mark.parametrize(("in_graph", "words"), [("raises", "not permitted"), ("silent", "recorded nothing")])
 def test_events_that_a_graph_does_not_have_give_null_and_the_total_stays(in_graph: str, words: str) -> None:
     """Case h5 (rocm-systems 2380): an error or nothing where an event is recorded in a captured graph; never 0 us."""

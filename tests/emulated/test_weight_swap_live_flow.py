@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import simulated_steps as simulated
 
 from dieplace.cli import main as frame
-from dieplace.experiments import context, live_tables, placement, report, verify
+from dieplace.experiments import context, live_tables, placement, report, step_bench, verify
+from dieplace.experiments import weight_swap_live as rules
 from dieplace.experiments.harness import Plan
 from dieplace.experiments.private_node import private_node
 from dieplace.experiments.registry import Options
@@ -112,6 +114,37 @@ def test_placement_moves_each_role_alone_and_together(machine: Any) -> None:
         assert (
             point.residency_before["moved_evidence"] == "probed" and point.residency_before["evidence"] == "accounted"
         )
+
+
+def test_arms_that_cannot_be_are_null_and_say_why(machine: Any, tmp_path: Any) -> None:
+    """On AMD flags are uncached memory, which stays where it is: four arms, and no number for any of them."""
+    case = placement.live_case("amd")
+    run = taken(machine, "placement", [case], Options(shards=1), layers=2)
+    assert [p.arm for p in run.points[:4]] == ["local", "kv far", "weights far", "weights+kv far"]
+    for point in run.points[4:]:
+        assert "flags" in point.arm and all(q.value is None for q in point.quantities.values())
+        assert "cannot change its home" in str(point.quantities["layer_us"].why)
+    path = run.save(tmp_path / "gpu0.json")
+    assert check_shape(Run.load(path), "x").to_json() == run.to_json()
+    assert frame.main(["bench", "show", str(path)]) == 0 and "cannot change its home" in report.page([run])
+
+
+def test_on_amd_the_memory_side_cache_is_swept_before_each_probe(machine: Any) -> None:
+    """Near and far once before every walk of a layer; on NVIDIA nothing is swept, as its cache lies with the memory."""
+    swept: list[str] = []
+    rig = SimpleNamespace(
+        machine=SimpleNamespace(backend="amd"), stream=lambda kind, reader, home, n: lambda: swept.append(home)
+    )
+    sweep = step_bench.sweeper(rig, "gpu0/p0", "gpu0/p1")  # type: ignore[arg-type]
+    layers = PlacedLayers(machine, machine.device("gpu0/p0"), 2, simulated.with_flags(), sweep)
+    levels = rules.Calibration((700.0, 705.0), (2000.0, 2010.0))
+    look = layers.look(levels, ("weights", "kv_cache"))
+    layers.free()
+    assert all(probed.agrees for probed in look.probed.values())
+    assert swept == ["gpu0/p0", "gpu0/p1"] * 2 * 2
+    rig.machine.backend = "nvidia"
+    step_bench.sweeper(rig, "gpu0/p0", "gpu0/p1")()  # type: ignore[arg-type]
+    assert len(swept) == 8
 
 
 def test_context_and_verify_have_a_control_in_every_case(machine: Any, capsys: Any, tmp_path: Any) -> None:

@@ -31,6 +31,24 @@ def test_the_prediction_by_hand() -> None:
     assert live.predicted_us(60.0, 67.5e6, 4500.0, 375.0) == pytest.approx(225.0)
 
 
+def test_the_second_prediction_by_hand() -> None:
+    """Of 67.5 MB, 15 us near, a quarter far takes 45 us at 375 GB/s; the near rest of 11.25 us goes on meanwhile."""
+    assert live.predicted_together_us(60.0, 67.5e6, 16.875e6, 4500.0, 375.0) == pytest.approx(60 - 15 + 45)
+    whole, none = (live.predicted_together_us(60.0, 67.5e6, moved, 4500.0, 375.0) for moved in (67.5e6, 0.0))
+    assert whole == pytest.approx(live.predicted_us(60.0, 67.5e6, 4500.0, 375.0)) and none == pytest.approx(60.0)
+    # Little enough far that the near part is the longer one: 14.85 us of it, in place of 15.
+    assert live.predicted_together_us(60.0, 67.5e6, 0.675e6, 4500.0, 375.0) == pytest.approx(59.85)
+
+
+def test_a_miss_says_which_way_and_what_the_times_tell() -> None:
+    """Of 225 us predicted: 240 is near enough; 300 means 67.5 MB in 255 us, 265 GB/s; at 180, 45 us were hidden."""
+    given = (67.5e6, 4500.0, 375.0)
+    assert live.why_missed(60.0, 240.0, *given) is None
+    slow, hidden = live.why_missed(60.0, 300.0, *given), live.why_missed(60.0, 180.0, *given)
+    assert "0.75 of measured" in str(slow) and "at 265 GB/s" in str(slow) and "gets 375" in str(slow)
+    assert "1.25 of measured" in str(hidden) and "45.0 us of the far reads took no time" in str(hidden)
+
+
 def test_a_window_in_the_wrong_place_is_found() -> None:
     assert probed([700, 705, 698], [False] * 3).agrees
     swapped = probed([2010, 2000, 1985], [True] * 3)

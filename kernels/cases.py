@@ -12,7 +12,7 @@ from itertools import cycle, islice, product
 import torch
 from torch import Tensor
 
-from dieplace.kernels import cases_attention, cases_handoff
+from dieplace.kernels import cases_attention, cases_fused, cases_handoff
 from dieplace.kernels.cases_values import BF16, F32, VALUES, Case, poisoned, values
 from dieplace.kernels.quantize import mxfp8_quantize
 
@@ -191,6 +191,8 @@ _MAKERS: dict[str, Callable[[], Iterator[Case]]] = {
     "expert_down": _expert_down,
     "mlp_gate_up": lambda: _mlp("bf16"),
     "mlp_gate_up_mxfp4": lambda: _mlp("mxfp4"),
+    "rope_attention": cases_fused.rope_attention,
+    "norm_router": cases_fused.norm_router,
     "head_argmax": _head_argmax,
     "handoff_put": cases_handoff.handoff_put,
     "handoff_sum": cases_handoff.handoff_sum,

@@ -7,13 +7,14 @@ logits that differ by less than the tolerance wins) the comparison is of what th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dieplace.kernels import reference_attention, reference_probe
+from dieplace.kernels.fused import COUNTER, PARTS, part_calls, part_results
 from dieplace.kernels.quantize import BLOCK, SCALE_NAN
 from dieplace.kernels.reference import Expected, rounded, wide
 from dieplace.kernels.reference_linear import first_largest
@@ -44,6 +45,8 @@ class Deviation:
 
 def compare(before: Call, found: Mapping[str, Tensor]) -> list[Deviation]:
     """One Deviation per output; `before` holds the operands as they were given, `found` what the kernel wrote."""
+    if before.op.name in PARTS:
+        return _compare_parts(before, found)
     special = _SPECIAL.get(before.op.name)
     if special:
         return special(before, found)
@@ -74,6 +77,18 @@ def _allowed(dtype: torch.dtype, expected: Expected, tolerance: Tolerance) -> Te
     floor = max(tolerance.floor, 2.0**-133 if dtype == torch.bfloat16 else 2.0**-126)
     allowed = tolerance.rounding * _UNIT_ROUNDOFF[dtype] * value.abs() + tolerance.accumulation * size + floor
     return allowed.nan_to_num(nan=0.0, posinf=0.0)
+
+
+def _compare_parts(before: Call, found: Mapping[str, Tensor]) -> list[Deviation]:
+    """Each part of a fused op by its own contract, on what the kernel handed to it; the counter is zero again."""
+    after = {**before.operands, **found}
+    deviations = []
+    for part, call in part_calls(before.op.name, before.operands, after, before.attrs):
+        for deviation in compare(call, part_results(part, after)):
+            deviations.append(replace(deviation, operand=part.operands[deviation.operand]))
+    counter = found[COUNTER]
+    exact = Tolerance(0, 0, "counted, not computed")
+    return [*deviations, worst(COUNTER, counter, Expected(torch.zeros_like(counter)), exact)]
 
 
 def _compare_splits(before: Call, found: Mapping[str, Tensor]) -> list[Deviation]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dieplace.kernels import contracts_parts as p
 from dieplace.kernels.contracts_attention import ATTENTION_OPS, NORM_OPS
+from dieplace.kernels.contracts_fused import FUSED_OPS
 from dieplace.kernels.contracts_handoff import HANDOFF_OPS
 from dieplace.kernels.contracts_linear import EXPERT_OPS, LINEAR_OPS
 from dieplace.kernels.contracts_probe import PROBES
@@ -32,7 +33,5 @@ _TOKEN_OPS = (
     ),
 )
 
-OPS: dict[str, Op] = {
-    contract.name: contract
-    for contract in (*NORM_OPS, *ATTENTION_OPS, *LINEAR_OPS, *EXPERT_OPS, *_TOKEN_OPS, *HANDOFF_OPS, *PROBES)
-}
+_STEP_OPS = (*NORM_OPS, *ATTENTION_OPS, *LINEAR_OPS, *EXPERT_OPS, *FUSED_OPS, *_TOKEN_OPS)
+OPS: dict[str, Op] = {contract.name: contract for contract in (*_STEP_OPS, *HANDOFF_OPS, *PROBES)}

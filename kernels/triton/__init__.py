@@ -19,6 +19,8 @@ OPS: dict[str, str] = {
     "router_topk": f"{_HERE}.router:router_topk",
     "expert_gate_up": f"{_HERE}.experts:expert_gate_up",
     "expert_down": f"{_HERE}.experts:expert_down",
+    "rope_attention": f"{_HERE}.rope_attention:rope_attention",
+    "norm_router": f"{_HERE}.router:norm_router",
     "mlp_gate_up": f"{_HERE}.gemv:mlp_gate_up",
     "head_argmax": f"{_HERE}.head:head_argmax",
     "handoff_put": f"{_HERE}.handoff:handoff_put",

@@ -11,32 +11,40 @@ import triton.language as tl
 
 from dieplace.kernels.triton.launch import on_device_of, triton_op
 from dieplace.kernels.triton.numbers import narrow, widen
+from dieplace.kernels.triton.overlap import let_next_start, overlap_options, wait_for_previous
 
 Operands = Mapping[str, torch.Tensor | None]
 
 
 @triton.jit
+def normalised(h, weight, eps, H: tl.constexpr, BEFORE_CAST: tl.constexpr):
+    """RMSNorm of one padded fp32 row, as bf16."""
+    # Padding columns are zero, and the mean divides by the true width (issue class of padded norms).
+    r = 1.0 / tl.sqrt_rn(tl.sum(h * h, axis=0) / H + eps)
+    if BEFORE_CAST:
+        return narrow(weight * (h * r), tl.bfloat16)
+    else:
+        return narrow(weight * widen(narrow(h * r, tl.bfloat16)), tl.bfloat16)
+
+
+@triton.jit
 def _rmsnorm(
     x, residual, weight, out, residual_out, eps, H: tl.constexpr, BH: tl.constexpr, RESIDUAL: tl.constexpr,
-    BEFORE_CAST: tl.constexpr,
+    BEFORE_CAST: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(OVERLAP)
     columns = tl.arange(0, BH)
     inside = columns < H
     at = tl.program_id(0) * H + columns
+    scale = tl.load(weight + columns, mask=inside, other=0.0)
+    wait_for_previous(OVERLAP)
     h = widen(tl.load(x + at, mask=inside, other=0.0))
     if RESIDUAL:
         h += widen(tl.load(residual + at, mask=inside, other=0.0))
         rounded = narrow(h, tl.bfloat16)
         tl.store(residual_out + at, rounded, mask=inside)
         h = widen(rounded)
-    # Padding columns are zero, and the mean divides by the true width (issue class of padded norms).
-    r = 1.0 / tl.sqrt_rn(tl.sum(h * h, axis=0) / H + eps)
-    w = widen(tl.load(weight + columns, mask=inside, other=0.0))
-    if BEFORE_CAST:  # noqa: SIM108  (Triton needs a branch on a constexpr)
-        result = w * (h * r)
-    else:
-        result = w * widen(narrow(h * r, tl.bfloat16))
-    tl.store(out + at, narrow(result, tl.bfloat16), mask=inside)
+    tl.store(out + at, normalised(h, widen(scale), eps, H, BEFORE_CAST), mask=inside)
 
 
 @triton.jit
@@ -56,7 +64,7 @@ def _qk_norm(qkv, q_weight, k_weight, eps, Q_HEADS: tl.constexpr, ROW: tl.conste
 
 
 @triton_op
-def rmsnorm(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
+def rmsnorm(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None, overlap: bool = False) -> None:
     """out(T,H) = rmsnorm(x + residual) * weight; `order` says whether the weight comes before or after the cast."""
     x, residual, weight = operands["x"], operands.get("residual"), operands["weight"]
     out, residual_out = operands["out"], operands.get("residual_out")
@@ -66,7 +74,7 @@ def rmsnorm(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None)
         _rmsnorm[(tokens,)](
             x, x if residual is None else residual, weight, out, out if residual_out is None else residual_out,
             float(attrs["eps"]), H=width, BH=triton.next_power_of_2(width), RESIDUAL=residual is not None,
-            BEFORE_CAST=attrs["order"] == "before_cast", num_warps=8,
+            BEFORE_CAST=attrs["order"] == "before_cast", num_warps=8, **overlap_options(overlap),
         )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dieplace.experiments.registry import Options
     from dieplace.run import Run
 
+DONE = "done"  # beside a rank's runs: none is missing
 Show = Callable[[Sequence["Run"], dict[str, Any], bool], None]
 
 
@@ -93,25 +94,27 @@ def _child(
     experiment, asked, backend = registry.get(name), options(), backend_of(ctx)
     mine = rank_cards.take(launched, backend, settings(ctx).node, experiment)
     _make(folder)
+    done = _done(folder, name) if resume else []
     line.begin(mine.to_json())
-    if resume and (done := _done(folder)):
-        for path in done:
-            line.saved(path)
+
+    def mark(run: Run) -> Run:
+        placed = with_place(run, launched, launch, mine.to_json())
+        return replace(placed, notes=tuple(dict.fromkeys((*placed.notes, *mine.notes))))
+
+    for run in done:
+        line.saved(mark(run).save(folder / f"{run.block}.json"))
+    if done:
         return
     if resume and (folder / "unfinished").is_dir():
         asked = going_on(ctx, name, asked, str(folder), None)
     if backend == "emulated":
         asked = replace(asked, card=mine.cards[0], cards=mine.of)
-    mark = partial(_marked, with_place, launched, launch, mine)
+    (folder / DONE).unlink(missing_ok=True)
     runs, _ = measure(ctx, experiment, backend, asked, folder, mark=mark, saved=line.saved)
     if any(run.facts.get("stopped") == "interrupted" for run in runs):
         raise SystemExit(130)
     clear(folder)
-
-
-def _marked(with_place: Callable[..., Run], launched: Launched, launch: Launch, mine: Any, run: Run) -> Run:
-    placed = with_place(run, launched, launch, mine.to_json())
-    return replace(placed, notes=(*placed.notes, *mine.notes))
+    (folder / DONE).write_text("every run of this rank is here\n")
 
 
 def _make(folder: Path) -> None:
@@ -123,9 +126,17 @@ def _make(folder: Path) -> None:
         ) from error
 
 
-def _done(folder: Path) -> list[Path]:
-    """The runs of a rank that had finished when the launch was begun before."""
-    return [] if (folder / "unfinished").is_dir() else sorted(folder.glob("*.json"))
+def _done(folder: Path, name: str) -> list[Run]:
+    """The runs of a rank that had finished before; UsageError where they are of another experiment."""
+    from dieplace.run import Run
+
+    if not (folder / DONE).exists():
+        return []
+    runs = [Run.load(path) for path in sorted(folder.glob("*.json"))]
+    for run in runs:
+        if run.experiment != name:
+            raise UsageError(f"{folder} holds a {run.experiment} run, not {name}", hint="name another folder")
+    return runs
 
 
 def _answer(ctx: click.Context, show: Show, launch: Launch, ends: list[RankEnd]) -> int:

@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -49,7 +50,7 @@ def take_part(
     """
     board = Board(launched)
     session, _, folder = board.agree("launch", f"{proposal.session} {proposal.folder}").partition(" ")
-    launch = Launch(type(proposal.folder)(folder), session)
+    launch = Launch(Path(folder), session)
     rank = _Rank(launched, board, launch, answer, limits or Limits(), say, start(work(launch)))
     for number in ENDING:
         signal.signal(number, rank.on_signal)

@@ -149,6 +149,20 @@ def test_ctrl_c_merges_what_was_measured(launches: dict[str, Any]) -> None:
     assert "go on with the same command and --resume" in launch["err"][0]
 
 
+def test_gone_on_with_only_the_missing_rank_measures_again(launches: dict[str, Any]) -> None:
+    launch = launches["gone on with"]
+    answer = _answer(launch)
+    assert launch["codes"] == [0] * 4 and answer["lost"] == []
+    assert ["measuring" in text for text in launch["err"]] == [False] * 4  # only rank 0 shows progress, and had a run
+    run = json.loads(Path(answer["runs"][0]).read_text())
+    assert [p["factors"]["rank"] for p in run["points"]] == [0, 1, 2, 3]
+    sessions = {
+        json.loads(path.read_text())["facts"]["rank"]["session"]
+        for path in Path(launch["folder"]).glob("rank-*/*.json")
+    }
+    assert sessions == {run["facts"]["session"]}
+
+
 def test_without_torchrun_no_rank_stays_behind(launches: dict[str, Any]) -> None:
     launch = launches["store dies"]
     assert launch["codes"] == [3] * 4 and launch["took_s"] < 15

@@ -10,12 +10,13 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class Scenario:
     killed: int | None = None  # this rank's parent, once all measure
     interrupted: bool = False  # every parent gets SIGINT then, as torchrun passes on Ctrl-C
     store_dies: bool = False
+    resumed_without: int | None = None  # a second launch into the folder, from which this rank's run is gone
 
 
 SCENARIOS = {
@@ -60,12 +62,18 @@ SCENARIOS = {
     "leader killed": Scenario(everybody="sleep 1", killed=0, limits={"life_s": 0.8}),
     "rank killed": Scenario(everybody="sleep 1", killed=2, limits={"life_s": 0.8}),
     "Ctrl-C": Scenario({"3": "sleep 0"}, everybody="sleep 30", interrupted=True),
+    "gone on with": Scenario(resumed_without=2),
     "store dies": Scenario(everybody="sleep 30", store_dies=True),
 }
 
 
 def run_scenario(scenario: Scenario, folder: Path) -> dict[str, Any]:
     """The ranks' exit codes (negative: the signal), what each printed, and the seconds until all had ended."""
+    if scenario.resumed_without is not None:
+        again = replace(scenario, resumed_without=None, words=(*scenario.words, "--resume", str(folder / "runs")))
+        run_scenario(replace(scenario, resumed_without=None), folder)
+        shutil.rmtree(folder / "runs" / f"rank-{scenario.resumed_without}")
+        return run_scenario(again, folder)
     server, port = _store()
     began, pids = time.monotonic(), []
     for rank in range(scenario.ranks):
@@ -102,7 +110,7 @@ def _fork_rank(scenario: Scenario, rank: int, port: int, folder: Path) -> int:
     try:
         os.setpgid(0, 0)
         for number, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(folder / f"{name}-{rank}", os.O_CREAT | os.O_WRONLY), number)
+            os.dup2(os.open(folder / f"{name}-{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
         sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", closefd=False), write_through=True)
         sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", closefd=False), write_through=True)
         os.environ.update(_environment(scenario, rank, port))

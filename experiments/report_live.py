@@ -98,7 +98,8 @@ def _roofline(runs: Sequence[Run], linked: Ceilings | None, word: str, level: in
         near, far = read
         floor = max(near / ceiling.near, far / ceiling.far if ceiling.far else 0.0) / 1000
         text = f"{floor:.1f} of {time.value:.1f} us, {floor / time.value:.0%}"
-        shares.append(charts.Share(arm_words(run, point, runs), floor / time.value, text, far / (near + far) > 0.5))
+        by_far = bool(ceiling.far) and far / (ceiling.far or 1.0) > near / ceiling.near
+        shares.append(charts.Share(arm_words(run, point, runs), floor / time.value, text, by_far))
         used = ceiling
     if not shares or used is None:
         why = "bytes a step reads and a ceiling measured in the same run are not both known"
@@ -106,7 +107,7 @@ def _roofline(runs: Sequence[Run], linked: Ceilings | None, word: str, level: in
     rates = f"near {used.near:,.0f} GB/s" + (f", far {used.far:,.0f} GB/s" if used.far else "")
     note = (
         f"Time that the bytes alone need at the ceiling, over the time measured. Ceiling: {rates}, from {used.source}."
-        " Near and far memory are read at the same time, so the slower of the two counts."
+        " Near and far memory are read at the same time, so the slower of the two counts (red: the far one)."
     )
     rows = [{"arm": s.label, "share": s.share, "text": s.text} for s in shares]
     table = Tabled((("arm", "arm", None), ("text", "byte floor of measured", None), ("share", "share", "{:.3f}")), rows)

@@ -134,4 +134,13 @@ def md_text(text: str) -> str:
     """Text that stays text in Markdown: one line, with HTML and Markdown signs escaped."""
     plain = " ".join(text.split())
     plain = plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*\[\]|])", r"\\\1", plain) if not re.match(r"^[#+]", plain) else "\\" + plain
+    plain = re.sub(r"([\\`*|])", r"\\\1", plain)
+    plain = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", plain)
+    if re.search(r"\]\s*[(\[:]", plain):  # brackets alone are an interval, before these they would make a link
+        plain = re.sub(r"([\[\]])", r"\\\1", plain)
+    return re.sub(r"^(#+|[+=-]|\d+[.)])(?=\s|$)", _escaped_start, plain)
+
+
+def _escaped_start(found: re.Match[str]) -> str:
+    """A sign that would begin a heading, a list or a rule, escaped: `\\#`, `1\\.`."""
+    return f"{found.group(1)[:-1]}\\{found.group(1)[-1]}"

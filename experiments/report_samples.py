@@ -27,7 +27,11 @@ def sections(runs: Sequence[Run], word: str, level: int) -> list[Part]:
         for start in range(0, len(rows), MOST_SAMPLED)
     ]
     more = [Folded(f"{len(rows) - MOST_SAMPLED} more arms", tuple(drawn[1:]))] if len(drawn) > 1 else []
-    note = "Every sample that was taken; none was left out. A/A: the same arm a second time in every block."
+    note = "Every sample that was taken; none was left out."
+    if any(row.control for row in rows):
+        note += " A/A: the same arm a second time in every block, drawn beside it."
+    else:
+        note += " The samples of the A/A control are not in these files; its ratio stands in the tables."
     table = Folded("the samples in numbers", (Tabled(_SPREADS, [_numbers(row) for row in rows]),))
     return [Heading(f"All samples, {word}", level), Said(note, "quiet"), drawn[0], *more, table]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from html_page import Page
 
 from dieplace.errors import UsageError
 from dieplace.experiments import charts, report
@@ -17,41 +17,11 @@ from dieplace.experiments.published import rows
 from dieplace.run import Run
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "results" / "emulated-mi355x" / "weight-swap"
-VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
     return [Run.load(FOLDER / f"{block}.json") for block in ("dpx-nps2", "spx-nps1", "dpx-nps1")]
-
-
-class Page(HTMLParser):
-    """Elements, their attributes and texts, with a check that every one is closed in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: dict[str, list[str]] = {}
-        self.feed(text)
-        self.close()
-        assert self.open == [], f"unclosed: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-1:]}"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        if self.open:
-            self.texts.setdefault(self.open[-1], []).append(data)
 
 
 def test_page_is_whole_and_self_contained(runs: list[Run]) -> None:

@@ -58,7 +58,8 @@ class SimulatedRig:
         return lambda: self.noisy(moved / (FAR_RATE if far else self.near_rate))
 
     def far_homes(self, reader: str) -> dict[str, str]:
-        return {"other card": name for name in self.readers[::-1] if name != reader}
+        others = [name for name in self.readers if name != reader]
+        return {"other card": others[0]} if others else {}
 
     def no_far_because(self, reader: str) -> str | None:
         return None if self.far_homes(reader) else link.ONE_DEVICE
@@ -67,10 +68,10 @@ class SimulatedRig:
         return {}
 
 
-def points_of(rig: SimulatedRig) -> list[Point]:
+def points_of(rig: SimulatedRig, cases: int | None = None) -> list[Point]:
     told: list[str] = []
     found, _ = link.run_link(rig, Plan(seed=1, warmups=1, min_blocks=10, max_blocks=10), told.append)
-    assert len(told) == link.count_of_cases(len(rig.readers))
+    assert len(told) == (link.count_of_cases(len(rig.readers)) if cases is None else cases)
     return found
 
 
@@ -137,6 +138,44 @@ def test_one_visible_device_gives_near_figures_and_far_ones_as_null() -> None:
     far = [p for p in points if p.arm not in ("near", "near Tensor.copy_") or p.factors["directions"] != "one"]
     assert len(far) == 5 + 3 + 3 * 3 + 2 * 2
     assert all(q.value is None and q.why == link.ONE_DEVICE for p in far for q in p.quantities.values())
+
+
+class HiveRig(SimulatedRig):
+    """Half a card whose other half is near the top, and another card behind a slower link."""
+
+    part, share_of_card, cycle_unit = "MI355X", 0.5, "engine cycles"
+
+    def __init__(self, near_rate: float = NEAR_RATE) -> None:
+        super().__init__(near_rate=near_rate)
+        self.readers = ("gpu0/p0", "gpu0/p1")
+
+    def far_homes(self, reader: str) -> dict[str, str]:
+        return {"same card": next(name for name in self.readers if name != reader), "other card": "gpu1/p0"}
+
+    def stream(self, kind: str, reader: str, home: str, nbytes: int) -> Callable[[], float]:
+        rate = 100.0 if home == "gpu1/p0" else FAR_RATE if home != reader else self.near_rate
+        moved = nbytes * (2 if home == reader and "copy" in kind else 1)
+        return lambda: self.noisy(moved / rate)
+
+
+def test_two_kinds_of_far_memory_are_told_apart_and_each_has_its_ceiling() -> None:
+    points = points_of(HiveRig(), cases=link.count_of_cases(2) + 3)
+    wanted = {"what": "read", "reader": "gpu0/p0", "working_set_bytes": GIB}
+    far = [p for p in points if p.arm == "far" and "hop" in p.factors and wanted.items() <= p.factors.items()]
+    reads = {p.factors["hop"]: p for p in far}
+    assert {hop: p.factors["home"] for hop, p in reads.items()} == {"same card": "gpu0/p1", "other card": "gpu1/p0"}
+    for hop, rate in (("same card", FAR_RATE), ("other card", 100.0)):
+        found = reads[hop].quantities
+        assert found["gb_per_s"].value == pytest.approx(rate, rel=0.01)
+        assert found["of_ceiling"].value == pytest.approx(1, abs=0.02)  # of its own kind, not of the faster one
+    hops = {p.factors.get("hop") for p in points if p.factors["reader"] == "gpu0/p1"}
+    assert hops == {"same card"}  # the second half measures the largest sets of the peer die alone
+
+
+def test_the_datasheet_is_one_of_a_whole_card() -> None:
+    rig = HiveRig(near_rate=5000.0)  # under 8,000 GB/s of a card, above the 4,000 of half of one
+    told = " ".join(note for p in points_of(rig, cases=link.count_of_cases(2) + 3) for note in p.notes)
+    assert "above the datasheet's 4000" in told
 
 
 def test_run_file_report_and_tables_say_what_it_is(two: list[Point], tmp_path: Path, capsys: Any) -> None:

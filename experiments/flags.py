@@ -208,6 +208,7 @@ EXPERIMENT = Experiment(
     run=run,
     cannot=cannot,
     steps=4,
-    live_steps=3,
+    live_steps=2,
+    blocks=("dpx-nps2",),
     cards_a_rank={"nvidia": 2},
 )

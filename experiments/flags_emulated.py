@@ -21,6 +21,7 @@ from dieplace.experiments.private_node import private_node
 from dieplace.experiments.registry import Options, Progress
 from dieplace.machine import Machine
 from dieplace.policy import Policy
+from dieplace.residency import Residency, audit
 from dieplace.run import Point, Quantity, Run
 
 BLOCK, MODE = "dpx-nps2", "DPX/NPS2"
@@ -64,18 +65,17 @@ def run_emulated(options: Options, progress: Progress) -> Iterator[Run]:
 
 def show(machine: Machine, home: str, memory_class: str, pollers: int, scope: str = "system") -> Shown:
     """Run one combination with every seed, and check rounds and order of every party."""
-    from dieplace.residency import audit
-
     device = READER if home == "consumer" else WRITER
     made = [
         machine.allocate(nbytes, device=owner, policy=Policy.local(), role="sync_flag", memory_class=memory_class)
         for nbytes, owner in ((128, device), (128 * pollers, WRITER))
     ]
     try:
-        before = _residency(audit(*made))
+        before = _residency(*(audit(one) for one in made))
         flag, acks = (one.tensor for one in made)
         hashes = {_run_once(machine, flag, acks, pollers, seed, scope) for seed in SEEDS}
-        return Shown(len(SEEDS), hashes.pop() if len(hashes) == 1 else None, before, _residency(audit(*made)))
+        after = _residency(*(audit(one) for one in made))
+        return Shown(len(SEEDS), hashes.pop() if len(hashes) == 1 else None, before, after)
     finally:
         for buffer in made:
             buffer.free()
@@ -179,10 +179,15 @@ def _handoff(home: str, memory_class: str, pollers: int) -> Quantity:
     return Quantity("us", "modelled", by_set[HEADLINE_SET], low, high, method, by_set=by_set)
 
 
-def _residency(found: Any) -> dict[str, Any]:
-    checked = found.require_placed()
-    homes = {"sync_flag": checked.bytes_by_domain("sync_flag")}
-    return {"evidence": checked.evidence, "moved_evidence": checked.evidence, "bytes_by_role_and_domain": homes}
+def _residency(flag: Residency, acks: Residency) -> dict[str, Any]:
+    """Where the flag is; the acknowledgements, which lie with the writer in every combination, must be placed too."""
+    checked = [found.require_placed() for found in (flag, acks)]
+    return {
+        "evidence": acks.evidence,
+        "moved_evidence": flag.evidence,
+        "misplaced_bytes": sum(item.misplaced_bytes for found in checked for item in found.items),
+        "bytes_by_role_and_domain": {"sync_flag": flag.bytes_by_domain("sync_flag")},
+    }
 
 
 def _as_run(

@@ -48,16 +48,16 @@ def require_rounds(stamps: Tensor, flag: Tensor, acks: Tensor, *, first: int, pa
     stamps (P, rounds) int64 were zeroed before the launch; flag (32) and acks (32 (P - 1)) int32 hold what was written
     last. Synchronise before.
     """
+    rounds = stamps.shape[1]
     for party in parties:
         missing = (stamps[party] == 0).nonzero()
-        unseen = [] if party else _late_acks(acks, first + stamps.shape[1] - 1)
-        if not len(missing) and not unseen:
+        done = int(missing[0]) if len(missing) else rounds
+        # A writer stamps a round before it waits for that round's acknowledgements; a reader stamps what it has seen.
+        expected = first + (done if party else done - 1)
+        late = [n for n, held in enumerate(acks.view(-1, 32)[:, 0].tolist()) if held != expected]
+        if done == rounds and (party or not late):
             continue
-        # A writer stamps a round before it waits: a last round without its acknowledgements leaves no gap.
-        done = int(missing[0]) if len(missing) else stamps.shape[1] - 1
-        late = unseen[0] if unseen else 0
-        which, held = (f"acknowledgement [{late}]", int(acks[32 * late])) if party == 0 else ("the flag", int(flag[0]))
-        expected = first + done if party else first + max(done - bool(len(missing)), 0)
+        which, held = ("the flag", int(flag[0])) if party else (f"acknowledgement {late}", int(acks[32 * late[0]]))
         raise KernelFault(
             f"{waiter}, block {party}, waited for {which} to hold {expected}: it holds {held}",
             hint=_HINT,
@@ -67,8 +67,3 @@ def require_rounds(stamps: Tensor, flag: Tensor, acks: Tensor, *, first: int, pa
             block=party,
             waiter=waiter,
         )
-
-
-def _late_acks(acks: Tensor, last: int) -> list[int]:
-    held = acks.view(-1, 32)[:, 0].tolist()
-    return [index for index, value in enumerate(held) if value != last]

@@ -52,7 +52,7 @@ def interrupted(ctx: click.Context, name: str, folder: Path, runs: Sequence[Run]
     from dieplace.experiments.unfinished import clear, read
 
     if not any(run.facts.get("stopped") == "interrupted" for run in runs):
-        clear(folder)
+        clear(folder, name, str(runs[0].conditions.get("backend")) if runs else "")
         return False
     render.say(ctx, "interrupted: what was measured is saved")
     if read(folder) is not None:

@@ -111,9 +111,14 @@ def continued(folder: Path, experiment: str, options: Options, given: Collection
     return replace(options, **kept)
 
 
-def clear(folder: Path) -> None:
-    """The run is done: forget the way there."""
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+def clear(folder: Path, experiment: str, backend: str) -> None:
+    """The run is done: forget the way there. Another run's, which happens to share the folder, is left alone."""
+    found = read(folder)
+    if found is not None and (found["identity"].get("experiment"), found["identity"].get("backend")) == (
+        experiment,
+        backend,
+    ):
+        shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
 
 def _file(case: str) -> str:

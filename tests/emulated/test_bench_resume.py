@@ -25,7 +25,7 @@ from dieplace.experiments.private_node import private_node
 from dieplace.experiments.registry import Options
 from dieplace.experiments.run_shape import check_shape
 from dieplace.experiments.step_bench import PlacedLayers
-from dieplace.experiments.unfinished import Unfinished, continued
+from dieplace.experiments.unfinished import Unfinished, clear, continued
 from dieplace.run import Run
 
 SLOW = {"SIMULATED_DELAY_S": "0.01"}
@@ -176,6 +176,19 @@ def test_an_interrupt_before_the_first_block_leaves_no_run(
     monkeypatch.setattr(PlacedLayers, "look", interrupted)
     assert finish(*RUN, "--out", "out") == 130
     assert not list((tmp_path / "out").glob("*.json")) and (tmp_path / "out" / "unfinished").is_dir()
+
+
+def test_another_run_into_the_folder_leaves_the_blocks_alone(cut: dict[str, Any], tmp_path: Path) -> None:
+    folder = copied(cut, tmp_path)
+    assert (
+        frame.main(
+            ["--backend", "emulated", "bench", "run", "cache-type", "--model", "qwen3-0.6b", "--out", str(folder)]
+        )
+        == 0
+    )
+    assert blocks(folder, "2-tokens") >= 6
+    clear(folder, "verify", "emulated")
+    assert not (folder / "unfinished").exists()
 
 
 def test_two_processes_do_not_measure_into_one_folder(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 import trial_kernels as trial
+from dpx_machine import dpx_machine
 
-import dieplace
 from dieplace.backends.base import Execution, Timing, require
 from dieplace.clock import arm, over_sets
 from dieplace.codegen.flydsl import bind
-from dieplace.errors import Unsupported
+from dieplace.errors import Unsupported, UsageError
 from dieplace.kernels.step import stages
 from dieplace.machine import Device, Machine
 from dieplace.workload import Handoff, Operand, Stage, Workload
@@ -21,9 +21,8 @@ ROWS, WIDTH = 16, 512
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    found = dieplace.discover(backend="emulated", node=tmp_path_factory.mktemp("emulated") / "node")
-    with dieplace.partitioned(found.plan("DPX/NPS2")) as switched:
+def machine() -> Iterator[Machine]:
+    with dpx_machine() as switched:
         yield switched
 
 
@@ -89,5 +88,5 @@ def test_the_clock_needs_bytes(machine: Machine) -> None:
 
 def test_a_decode_step_stays_a_description(machine: Machine) -> None:
     """Shapes of a model make a workload that the clock times and nothing can launch."""
-    with pytest.raises(dieplace.UsageError, match="has no launches"):
+    with pytest.raises(UsageError, match="has no launches"):
         execution_of(machine).prepare(stages("gpt-oss-120b", precision="mxfp4"), machine.device("gpu0/p0"))

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from dpx_machine import dpx_machine
 
-import dieplace
 from dieplace.backends.base import Prepared, Timing
 from dieplace.emulator.emulated_execution import EmulatedExecution
 from dieplace.errors import PlacementError
@@ -59,9 +59,8 @@ class Counting(EmulatedExecution):
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    found = dieplace.discover(backend="emulated", node=tmp_path_factory.mktemp("emulated") / "node")
-    with dieplace.partitioned(found.plan("DPX/NPS2")) as switched:
+def machine() -> Iterator[Machine]:
+    with dpx_machine() as switched:
         # Only the first card is visible, as with ROCR_VISIBLE_DEVICES=0,1.
         seen = tuple(replace(d, runtime_index=d.partition if d.card == "gpu0" else None) for d in switched.devices)
         yield replace(switched, backend="amd", devices=seen)

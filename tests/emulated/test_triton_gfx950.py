@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from dpx_machine import dpx_machine
 
-import dieplace
 from dieplace.codegen.cache_bits import TABLE
 from dieplace.errors import CompileError, Unsupported
 from dieplace.kernels.triton import OPS
@@ -37,9 +37,8 @@ DECODE_OPS = [op for op in OPS if not op.startswith(("handoff", "flag", "epoch")
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    found = dieplace.discover(backend="emulated", node=tmp_path_factory.mktemp("emulated") / "node")
-    with dieplace.partitioned(found.plan("DPX/NPS2")) as switched:
+def machine() -> Iterator[Machine]:
+    with dpx_machine() as switched:
         yield switched
 
 

@@ -169,7 +169,7 @@ def _body(bundle: Bundle) -> Iterator[Table | str]:
     yield Table(columns, page.answer_rows(bundle), title=f"Answers, {bundle.origin}")
     yield ""
     columns = [Column("experiment", "experiment"), Column("status", "status"), Column("runs", "runs", right=True),
-               Column("said", "")]  # fmt: skip
+               Column("said", "what was seen")]  # fmt: skip
     yield Table(columns, page.experiment_rows(bundle), title=f"Experiments, {bundle.origin}")
     yield ""
     yield f"bundle: {bundle.folder}"

@@ -157,15 +157,6 @@ def load(path: str | Path) -> Bundle:
     return bundle
 
 
-def first_tree(path: str | Path) -> Path:
-    """The recording of the state that the node was found in: what `--backend replayed` shows of a bundle."""
-    bundle = load(path)
-    name = bundle.trees.get(bundle.start) or next(iter(bundle.trees.values()), None)
-    if name is None:
-        raise UsageError(f"{path} has no recorded tree yet: first light was interrupted before it had read the node")
-    return Path(path) / name
-
-
 def slug(text: str) -> str:
     """A state as a file name: `dpx-nps2`."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "state"

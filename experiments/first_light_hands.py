@@ -60,10 +60,10 @@ class TorchHands:
             words.fill_(MARKS[0])
             words += torch.arange(n, dtype=torch.int32, device=words.device)
             expected = (torch.arange(n, dtype=torch.int64) + MARKS[0]).to(torch.int32)
-            here = words.cpu()
+            here = words.cpu().clone()
             # The owner's own copy engine reads it, so that a cache of the writer cannot answer for it.
             self.session.runtime.copy(self._index(owner), mine.address, made.address, OBJECT_BYTES)
-            there = self._view(mine.address, n, owner).cpu()
+            there = self._view(mine.address, n, owner).cpu().clone()
         finally:
             self.session.free(made)
             self.session.free(mine)

@@ -44,6 +44,7 @@ class Host(Protocol):
     origin: str
     node: str | None  # the emulated node's folder, for processes that ask there
     control: Control | None
+    sysfs: Sysfs | None
     why_no_modes: str
 
     def machine(self) -> Machine: ...
@@ -77,7 +78,7 @@ class AmdHost:
         from dieplace.backends.amd.smi import Smi, check_rocm_path
 
         self.session = session
-        self.sysfs: Sysfs = session.sysfs
+        self.sysfs: Sysfs | None = session.sysfs
         self.control: Control | None = require(session, "partitioning").partition_control(rocm_path)
         checked = check_rocm_path(rocm_path) if rocm_path else None
         self.smi, self.smi_while_away = Smi(checked, _LIMIT_S), Smi(checked, _INIT_LIMIT_S)
@@ -91,14 +92,14 @@ class AmdHost:
         """What discovery reads, ids replaced."""
         from dieplace.recording import record
 
-        return record(self.sysfs, self.session.environ, versions())
+        return record(self.session.sysfs, self.session.environ, versions())
 
     @contextmanager
     def drm_client(self, facts: NodeFacts, card: str) -> Iterator[str]:
         """A process that has the card's first render node open and nothing else."""
-        minor = facts.card(card).devices[0].render_minor
-        with _held([sys.executable, "-I", "-c", _OPEN, f"/dev/dri/renderD{minor}"]) as process:
-            yield f"pid {process.pid} with /dev/dri/renderD{minor} open"
+        node = f"/dev/dri/renderD{facts.card(card).devices[0].render_minor}"
+        with _held([sys.executable, "-I", "-c", _OPEN, str(self.session.sysfs.path(node))]) as process:
+            yield f"pid {process.pid} with {node} open"
 
     @contextmanager
     def kfd_user(self) -> Iterator[int]:
@@ -109,12 +110,12 @@ class AmdHost:
     def read_as_stranger(self, path: str) -> tuple[str, str]:
         """(text, who read it): as nobody where we are root, else as ourselves; raises OSError where it is refused."""
         if os.geteuid() != 0:
-            return self.sysfs.read(path), f"user {os.geteuid()}, to whom the process belongs"
-        return _read_as(NOBODY, str(self.sysfs.path(path))), f"user {NOBODY}"
+            return self.session.sysfs.read(path), f"user {os.geteuid()}, to whom the process belongs"
+        return _read_as(NOBODY, str(self.session.sysfs.path(path))), f"user {NOBODY}"
 
     def library(self, op: str) -> Mapping[str, Any]:
         """AMD's library asked in a child; NotAsked where it is not there, or known to hang."""
-        found = self.smi.ask("versions") if op == "versions" else self.smi.ask(op)
+        found = self.smi.ask(op)
         if not found["ok"] and found.get("stage") == "import":
             from dieplace.backends.amd.smi import what_to_install
 
@@ -139,6 +140,7 @@ class EmulatedHost:
 
     def __init__(self, session: Any) -> None:
         self.session = session
+        self.sysfs: Sysfs | None = session.sysfs
         self.node: str | None = str(session.node.directory)
         self.control: Control | None = require(session, "partitioning").partition_control(None)
 
@@ -193,6 +195,7 @@ class NvidiaHost:
     backend, origin = "nvidia", "measured"
     node: str | None = None
     control: Control | None = None
+    sysfs: Sysfs | None = None
     why_no_modes = "NVIDIA GPUs are left in the mode they are in"
 
     def machine(self) -> Machine:
@@ -203,7 +206,7 @@ class NvidiaHost:
 
     def tree(self) -> dict[str, Any]:
         """The machine itself, without what tells one card of a model from another."""
-        from dieplace.experiments.link_nvidia import without_serials
+        from dieplace.experiments.torch_rig import without_serials
 
         return without_serials(self.machine().to_json())
 

@@ -18,7 +18,7 @@ from dieplace.partition.control import Answer as Told
 from dieplace.partition.control import Control
 from dieplace.partition.journal import Record
 from dieplace.partition.plan import holder_text
-from dieplace.sysfs import errno_name
+from dieplace.sysfs import Sysfs, errno_name
 
 if TYPE_CHECKING:
     from dieplace.experiments.first_light_host import Host
@@ -44,6 +44,13 @@ class NodeScene:
         """`measured` or `emulated`."""
         return self.host.origin
 
+    @property
+    def sysfs(self) -> Sysfs:
+        """The node's files."""
+        if self.host.sysfs is None:
+            raise NotAsked("this host has no driver files to look at")
+        return self.host.sysfs
+
     def need_leave(self) -> None:
         """NotAsked unless modes may be changed."""
         if not self.permission.modes:
@@ -57,7 +64,8 @@ def drm_client(scene: NodeScene) -> Answer:
     name = "drm-client"
     scene.need_leave()
     facts = scene.control.read()
-    card = next((card for card in facts.cards if card.mode is not None and card.devices), None)
+    # The last card: its nodes end the list already, so that the asking moves nobody's.
+    card = next((card for card in reversed(facts.cards) if card.mode is not None and card.devices), None)
     if card is None or card.mode is None:
         raise NotAsked("no card has a mode and a device")
     other = next((word for word in reversed(card.offered_compute) if word != card.compute), None)
@@ -119,7 +127,7 @@ def kfd_counters(scene: NodeScene) -> Answer:
     name = "kfd-counters"
     with scene.host.kfd_user() as pid:
         folder = f"{KFD_PROCESSES}/{pid}"
-        sysfs = scene.host.session.sysfs  # type: ignore[attr-defined]
+        sysfs = scene.sysfs
         try:
             names = [one for one in sysfs.names(folder) if one.startswith("vram_")]
         except OSError as error:
@@ -175,7 +183,7 @@ def alloc_mode(scene: NodeScene) -> Answer:
         raise NotAsked("no card is in NPS2 here")
     card = cards[0]
     path = f"{PCI}/{card.bdf}/compute_partition_mem_alloc_mode"
-    sysfs = scene.host.session.sysfs  # type: ignore[attr-defined]
+    sysfs = scene.sysfs
     was = sysfs.read_or_none(path)
     if was is None:
         said = "this driver has no compute_partition_mem_alloc_mode"

@@ -158,7 +158,7 @@ def _banner(bundle: Bundle) -> str:
 def _experiments_section(bundle: Bundle) -> str:
     parts = ["<h2>Experiments</h2>"]
     columns = [("experiment", "experiment", None), ("status", "status", None), ("runs", "runs", "{:d}"),
-               ("said", "", None)]  # fmt: skip
+               ("said", "what was seen", None)]  # fmt: skip
     parts.append(html_table(columns, experiment_rows(bundle)))
     for name in bundle.experiments:
         runs = _runs(bundle, name)

@@ -1,4 +1,4 @@
-"""A node seen through a file: a saved machine, a run, a recording (`dieplace env --record`), or a folder tree.
+"""A node seen through a file: a saved machine, a run, a recording (`dieplace env --record`), a folder tree or a bundle.
 
 Used only when named. The answers are those of the recorded node; nothing can be acted on.
 """
@@ -6,6 +6,7 @@ Used only when named. The answers are those of the recorded node; nothing can be
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from dieplace.recording import RecordedSysfs, load_recording
 from dieplace.run import SCHEMA as RUN_SCHEMA
 from dieplace.sysfs import Sysfs
 
+BUNDLE_SCHEMA = "dieplace/first-light/1"  # of bundle.json in a bundle of `bench run first-light`
 LIMIT_BYTES = 256 << 20  # a CPX node with all links is about 2 MB; beyond this it is no recording
 
 
@@ -49,14 +51,17 @@ class ReplayedBackend:
         """The recorded machine; UsageError for a file that is neither a machine nor a recording."""
         if self.path is None:
             raise UsageError("no recording was named", hint="name one: --backend replayed --node FILE")
-        if self.path.is_dir():
-            return self._through(Sysfs(self.path), self.environ or {}, links)
-        data = read_json(self.path)
+        path = self.path
+        if path.is_dir():
+            if not (path / "bundle.json").is_file():
+                return self._through(Sysfs(path), self.environ or {}, links)
+            path = first_tree(path)
+        data = read_json(path)
         if isinstance(data, dict) and data.get("schema") == RUN_SCHEMA:
             data = data.get("machine")  # a run file holds the machine that it was taken on
         if isinstance(data, dict) and data.get("schema") == MACHINE_SCHEMA:
             return replace(Machine.from_json(data), backend=self.name)
-        recording = load_recording(data, str(self.path))
+        recording = load_recording(data, str(path))
         environ = recording.environ if self.environ is None else self.environ
         return self._through(RecordedSysfs(recording), environ, links)
 
@@ -71,6 +76,16 @@ class ReplayedBackend:
         if not answer.available:
             raise UsageError(f"{self.path} holds no AMD node: {answer.reason}", hint=answer.hint)
         return replace(reader.snapshot(links=links), backend=self.name)
+
+
+def first_tree(bundle: Path) -> Path:
+    """The recording of the state in which a first light found its node; name another file of its tree/ for others."""
+    data = read_json(bundle / "bundle.json")
+    known = isinstance(data, dict) and data.get("schema") == BUNDLE_SCHEMA and isinstance(data.get("trees"), dict)
+    name = data["trees"].get(data.get("start")) if known else None
+    if not isinstance(name, str) or not re.fullmatch(r"tree/[A-Za-z0-9._-]+\.json", name):
+        raise UsageError(f"{bundle} names no recorded tree", hint="name one of the files in its folder tree/")
+    return bundle / name
 
 
 def read_json(path: Path) -> Any:

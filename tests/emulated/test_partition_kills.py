@@ -12,30 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from partition_support import FakeClock, small_node, truth
+from partition_support import KILLER, FakeClock, small_node, truth
 
 from dieplace.emulator.node import Node, open_node
 
-# Runs the real command in a real process and kills it, by SIGKILL, before or after the n-th mutating call.
-KILLER = """
-import os, signal, sys
-from dieplace.backends.amd.control import AmdControl
-from dieplace.cli.main import main
-when, at = sys.argv[1], int(sys.argv[2])
-calls = 0
-def wrap(name):
-    real = getattr(AmdControl, name)
-    def call(self, *a, **k):
-        global calls
-        calls += 1
-        if calls == at and when == "before": os.kill(os.getpid(), signal.SIGKILL)
-        answer = real(self, *a, **k)
-        if calls == at and when == "after": os.kill(os.getpid(), signal.SIGKILL)
-        return answer
-    setattr(AmdControl, name, call)
-for name in ("set_memory", "unload", "load", "set_compute"): wrap(name)
-sys.exit(main(sys.argv[3:]))
-"""
 QUICK = {"cpu_nodes": 1, "cores_per_node": 1, "threads_per_core": 1}
 
 

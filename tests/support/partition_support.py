@@ -23,6 +23,26 @@ from dieplace.partition.execute import Outcome
 from dieplace.partition.plan import Plan
 from dieplace.partition.store import Store
 
+# Runs the real command in a real process and kills it, by SIGKILL, before or after the n-th mutating call.
+KILLER = """
+import os, signal, sys
+from dieplace.backends.amd.control import AmdControl
+from dieplace.cli.main import main
+when, at = sys.argv[1], int(sys.argv[2])
+calls = 0
+def wrap(name):
+    real = getattr(AmdControl, name)
+    def call(self, *a, **k):
+        global calls
+        calls += 1
+        if calls == at and when == "before": os.kill(os.getpid(), signal.SIGKILL)
+        answer = real(self, *a, **k)
+        if calls == at and when == "after": os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+    setattr(AmdControl, name, call)
+for name in ("set_memory", "unload", "load", "set_compute"): wrap(name)
+sys.exit(main(sys.argv[3:]))
+"""
 FAST = Limits(unload_s=60, ready_s=120, poll_s=5, reset_s=10, retry_s=2)
 
 

@@ -1,5 +1,6 @@
 """`dieplace kernel list`, `build` and `check`: answers, exit codes, and faults that the check must find."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -222,3 +223,31 @@ def test_trace_says_what_its_columns_are(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["kernel", "trace", "rmsnorm"]) == 0
     seen = " ".join(capsys.readouterr().out.split())
     assert "all in bytes" in seen and "asked: the loads of every lane" in seen
+
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed, so its kernels cannot be compiled"
+)
+
+
+@needs_triton
+def test_triton_kernels_on_the_emulated_card(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = ask(
+        capsys, "check", "gemv_mxfp4", "router_topk", "--kernels", "triton", "--device", "emulated", "--limit", "2"
+    )
+    assert code == 0 and answer["ok"] and answer["source"] == "emulated" and answer["kernels"] == "triton"
+    assert [(row["op"], row["cases"]) for row in answer["results"]] == [("gemv_mxfp4", 2), ("router_topk", 2)]
+
+
+@needs_triton
+def test_triton_kernels_are_built_for_gfx950(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = ask(capsys, "build", "head_argmax", "attention_split", "--kernels", "triton")
+    assert code == 0 and (answer["arch"], answer["language"]) == ("gfx950", "triton") and not answer["failed"]
+    assert [row["kernel"] for row in answer["kernels"]] == ["_attention_split", "_gemv_bf16", "_argmax"]
+    assert all(0 < row["vgprs"] <= 512 and row["instructions"] > 10 for row in answer["kernels"])
+    assert answer["kernels"][0]["lds_bytes"] > 0  # asked for at launch: the code object's own figure is 0
+
+
+def test_the_reference_runs_on_no_card(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernel", "check", "rmsnorm", "--kernels", "reference", "--device", "emulated"]) == 2
+    assert "runs on no card" in capsys.readouterr().err

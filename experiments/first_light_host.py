@@ -56,16 +56,15 @@ class Host(Protocol):
 
 
 def host_for(backend: str, *, node: str | None = None, rocm_path: str | None = None) -> Host:
-    """The host of a backend; UsageError for one that first light has no questions for."""
-    from dieplace.discover import make_backend, open_backend
+    """The host of a backend; UsageError for one that first light has no questions for, NoBackend where it is not there."""
+    from dieplace.discover import open_backend
 
+    if backend not in ("amd", "emulated", "nvidia"):
+        raise UsageError(f"first-light has no questions for the {backend} backend", hint="amd, emulated or nvidia")
+    session = open_backend(backend, node=node)
     if backend == "emulated":
-        return EmulatedHost(open_backend("emulated", node=node))
-    if backend == "amd":
-        return AmdHost(make_backend("amd"), rocm_path)
-    if backend == "nvidia":
-        return NvidiaHost()
-    raise UsageError(f"first-light has no questions for the {backend} backend", hint="amd, emulated or nvidia")
+        return EmulatedHost(session)
+    return AmdHost(session, rocm_path) if backend == "amd" else NvidiaHost(session)
 
 
 class AmdHost:
@@ -198,11 +197,13 @@ class NvidiaHost:
     sysfs: Sysfs | None = None
     why_no_modes = "NVIDIA GPUs are left in the mode they are in"
 
+    def __init__(self, session: Any) -> None:
+        self.session = session
+
     def machine(self) -> Machine:
         """The node now; CUDA is not started in this process."""
-        from dieplace.backends.nvidia.backend import NvidiaBackend
-
-        return NvidiaBackend().snapshot(ask_cuda=False)
+        found: Machine = self.session.snapshot(ask_cuda=False)
+        return found
 
     def tree(self) -> dict[str, Any]:
         """The machine itself, without what tells one card of a model from another."""

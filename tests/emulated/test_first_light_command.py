@@ -101,6 +101,8 @@ def test_mistakes_are_told_before_anything(
 def test_other_backends_are_refused(capsys: pytest.CaptureFixture[str], node: Node) -> None:
     assert frame.main(["--backend", "cpu", "bench", "run", "first-light", "--out", "b"]) == 2
     assert "no questions for the cpu backend" in capsys.readouterr().err
+    assert frame.main(["--backend", "amd", "bench", "run", "first-light", "--out", "b"]) == 3
+    assert "the amd backend cannot be used here" in capsys.readouterr().err
 
 
 def test_a_bundle_stands_alone(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

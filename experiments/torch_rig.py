@@ -6,14 +6,16 @@ One rig for NVIDIA GPUs and for the logical devices of AMD cards; what differs b
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
 from dieplace.backends import triton_binaries as binaries
 from dieplace.backends.base import Execution, require
+from dieplace.errors import PlacementError
 from dieplace.experiments.rig_buffers import WORDS_BYTES, Buffers, PlacedBuffers, TorchBuffers
-from dieplace.experiments.rig_parts import OTHER_CARD, far_homes, no_far_because, parts_of, seen_devices
+from dieplace.experiments.rig_parts import far_homes, no_far_because, parts_of, seen_devices
 from dieplace.machine import Device, Machine
 from dieplace.workload import Stage, Workload
 
@@ -98,6 +100,8 @@ class TorchRig:
         following = self.buffers.chain(reader, home, nbytes, seed=SEED)
         out = torch.zeros(3, dtype=torch.int64, device=self.buffers.device(reader))
         lines = nbytes // LINE_BYTES
+        with unreachable_told(home):
+            chase(following, out, start=0, hops=2, device=index)
 
         def sample() -> float:
             start = self._random.randrange(lines) * (LINE_BYTES // 4)
@@ -116,7 +120,8 @@ class TorchRig:
         # an H200 where one of 256 MiB ran at 4,116: users launch copies, so launched ones are the yardstick.
         alone = kind == "torch_pull" or (kind == "torch_copy" and nbytes >= CAPTURED_COPY_BYTES)
         work = passes_of(kind, self._launch(kind, reader, home, nbytes), passes)
-        prepared = self.execution.prepare(work, self.devices[reader], graph=not alone)
+        with unreachable_told(home):
+            prepared = self.execution.prepare(work, self.devices[reader], graph=not alone)
         return lambda: sum(self.execution.time(prepared)[0].samples_ns) / passes
 
     def together(self, kind: str, far: bool, nbytes: int) -> Callable[[], float]:
@@ -127,7 +132,8 @@ class TorchRig:
         for reader, other in ((first, second), (second, first)):
             named = "pull" if far and kind == "copy" else kind
             launch = self._launch(named, reader, other if far else reader, nbytes)
-            prepared.append(self.execution.prepare(passes_of(named, launch, passes), self.devices[reader]))
+            with unreachable_told(other if far else reader):
+                prepared.append(self.execution.prepare(passes_of(named, launch, passes), self.devices[reader]))
         return lambda: max(sum(one.samples_ns) for one in self.execution.time(*prepared)) / passes
 
     def telemetry(self) -> dict[str, Any]:
@@ -194,6 +200,17 @@ class TorchRig:
         return found
 
 
+@contextmanager
+def unreachable_told(home: str) -> Iterator[None]:
+    """PlacementError where Triton's launcher asks the runtime about a pointer and does not like the answer."""
+    try:
+        yield
+    except ValueError as error:
+        if "accessed from Triton" not in str(error):
+            raise
+        raise PlacementError(f"Triton's launcher refuses a pointer into the memory of {home}: {error}") from error
+
+
 def scale_of(by_event_ns: float, by_clock_ns: float) -> float:
     """What to multiply the constant-rate clock's ns by; 1 for a small difference, which is the launch itself."""
     if by_clock_ns <= 0:
@@ -226,6 +243,3 @@ def without_serials(machine: Mapping[str, Any]) -> dict[str, Any]:
 def _without(one: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     told = {f"{key}_why": "left out of run files" for key in keys if key in one}
     return {**one, **dict.fromkeys((key for key in keys if key in one), None), **told}
-
-
-__all__ = ["OTHER_CARD", "TorchRig", "hash_of", "without_serials"]

@@ -35,9 +35,11 @@ def code_hash(binaries: Mapping[str, str]) -> str:
 
 
 def machine_code(kernel: Any) -> bytes:
-    """The cubin of a compiled Triton kernel."""
-    code = kernel.asm["cubin"]
-    return bytes(code)
+    """The cubin or, on AMD, the code object of a compiled Triton kernel."""
+    kind = next((name for name in ("cubin", "hsaco") if name in kernel.asm), None)
+    if kind is None:
+        raise LookupError("a compiled Triton kernel has neither a cubin nor a code object")
+    return bytes(kernel.asm[kind])
 
 
 @contextmanager

@@ -86,3 +86,11 @@ def test_the_hash_is_of_the_machine_code_that_was_launched() -> None:
     assert binaries.code_hash(swapped.binaries(recompiled)) != same
     with pytest.raises(LookupError, match="gemv"):
         local.binaries([kernel(2, b"norm")])
+
+
+def test_machine_code_is_the_cubin_or_the_code_object() -> None:
+    for kind in ("cubin", "hsaco"):
+        held = SimpleNamespace(function=1, asm={"ttir": "text", kind: b"code"})
+        assert binaries.machine_code(held) == b"code"
+    with pytest.raises(LookupError, match="neither"):
+        binaries.machine_code(SimpleNamespace(asm={"ttir": "text"}))

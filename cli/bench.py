@@ -16,7 +16,7 @@ from dieplace.cli.bench_going_on import going_on, interrupted
 from dieplace.cli.bench_measure import backend_of, measure
 from dieplace.cli.bench_tables import live_parts, one_decimal, tables
 from dieplace.cli.options import BACKENDS
-from dieplace.cli.table import Column, Table
+from dieplace.cli.table import Column, Prose, Table, wrapped
 from dieplace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def compare(ctx: click.Context, base: str, run: str, allow: tuple[str, ...], fai
             Column("change_percent", "change %", right=True, show=one_decimal),
             Column("verdict", "verdict"),
         ]
-        head = ["conditions that differ, by your leave:", *(f"  {line}" for line in differing)] if differing else []
+        head = ["conditions that differ, by your leave:", *(Prose(f"  {d}") for d in differing)] if differing else []
         return [*head, Table(columns, found.rows, title=f"RUN against BASE, {found.origin}")]
 
     ok = not found.regressions
@@ -239,7 +239,7 @@ def _agreed(ctx: click.Context, experiment: Experiment, backend: str, options: O
     """Whether the person agrees to the partition switches of an experiment; True where it makes none."""
     lines = experiment.switches(backend, options) if experiment.switches is not None else ()
     for line in lines:
-        render.say(ctx, line) if yes else render.note(line)
+        render.say(ctx, wrapped(line)) if yes else render.note(wrapped(line))
     if lines:
         render.confirm(ctx, f"Switch through these modes for {experiment.name}, and back?", yes=yes)
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dieplace.cli.table import Column, Table
+from dieplace.cli.table import Column, Prose, Table
 
 if TYPE_CHECKING:
     from dieplace.experiments.live_tables import LiveTable
@@ -23,7 +23,8 @@ def tables(runs: Sequence[Run], payload: dict[str, Any], why: str | None) -> lis
     step = summary.step_word(runs)
     few = len(payload["arms"]) <= MOST_ARMS_ACROSS
     parts: list[Table | str] = [_arm_table(payload["arms"], step, f"Time per {step}, {word}: {what}"), ""]
-    parts += [*payload["verdicts"], *(f"left out: {block}: {why}" for block, why in payload["left_out"].items()), ""]
+    parts += [*map(Prose, payload["verdicts"])]
+    parts += [*(Prose(f"left out: {block}: {why}") for block, why in payload["left_out"].items()), ""]
     parts += [_term_table(payload["terms"], f"What the placement adds to a {step} by cause, {word}, us"), ""]
     if few:
         parts += [Table(_stage_columns(runs), payload["stages"], title=f"Microseconds a {step} by stage, {word}"), ""]
@@ -31,10 +32,10 @@ def tables(runs: Sequence[Run], payload: dict[str, Any], why: str | None) -> lis
     else:
         parts += ["stages and bytes by die: in the report, or with --json", ""]
     if why:
-        parts += [f"no published figures here: {why}", ""]
+        parts += [Prose(f"no published figures here: {why}"), ""]
     else:
         parts += [_published_table(payload["published"], word), ""]
-    return [*parts, *(f"note: {note}" for note in payload["notes"])]
+    return [*parts, *(Prose(f"note: {note}") for note in payload["notes"])]
 
 
 def live_parts(found: Sequence[LiveTable], payload: dict[str, Any]) -> list[Table | str]:
@@ -47,7 +48,7 @@ def live_parts(found: Sequence[LiveTable], payload: dict[str, Any]) -> list[Tabl
             if any(row.get(key) not in (None, "") for row in one.rows)
         ]
         parts += [Table(columns, list(one.rows), title=one.title, notes=[f"  {one.note}"] if one.note else []), ""]
-    return [*parts, *payload["verdicts"], "", *(f"note: {note}" for note in payload["notes"])]
+    return [*parts, *map(Prose, payload["verdicts"]), "", *(Prose(f"note: {note}") for note in payload["notes"])]
 
 
 def _term_table(rows: Sequence[dict[str, Any]], title: str) -> Table:

@@ -13,6 +13,7 @@ import click
 
 from dieplace.cli import render
 from dieplace.cli.partition_show import devices_table
+from dieplace.cli.table import Prose, wrapped
 from dieplace.errors import Busy, StaleMachine
 from dieplace.partition.blocking import busy
 from dieplace.partition.control import Control, Limits
@@ -28,7 +29,9 @@ _POLL_S = 0.2
 def answer_plan(ctx: click.Context, made: Plan) -> None:
     """Print a plan and nothing else."""
     payload = {"plan": made.to_json(), "changes": not made.empty}
-    render.answer(ctx, "partition-plan/1", payload, source=made.source, table=lambda: lines(made))
+    render.answer(
+        ctx, "partition-plan/1", payload, source=made.source, table=lambda: [Prose(line) for line in lines(made)]
+    )
 
 
 def switch(
@@ -80,7 +83,7 @@ def _shown(ctx: click.Context, made: Plan, control: Control, *, dry_run: bool, y
             raise busy(made.blockers, made.incomplete)
         for line in lines(made):
             # Nobody should answer a question about a plan that -q has hidden.
-            render.say(ctx, line) if yes else render.note(line)
+            render.say(ctx, wrapped(line)) if yes else render.note(wrapped(line))
         render.confirm(ctx, f"Switch to {targets_text(made.targets)}?", yes=yes)
     return made
 

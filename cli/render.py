@@ -22,7 +22,7 @@ from typing import Any, TextIO
 import click
 
 from dieplace.cli.options import OFF_WORDS, settings
-from dieplace.cli.table import Column, Table, layout, plain
+from dieplace.cli.table import Column, Prose, Table, layout, plain, wrapped
 from dieplace.errors import Declined, DieplaceError, UsageError
 
 Body = Iterable[Table | str]
@@ -86,8 +86,14 @@ def to_csv(body: Body) -> str:
 
 
 def to_text(body: Body, *, bold: bool = False, width: int = 80) -> str:
-    """Tables and lines as text; lines of text are passed through."""
-    return "".join(layout(part, width=width, bold=bold) if isinstance(part, Table) else f"{part}\n" for part in body)
+    """Tables and lines as text; lines of text are passed through, Prose is broken at the width."""
+    return "".join(_as_text(part, bold, width) for part in body)
+
+
+def _as_text(part: Table | str, bold: bool, width: int) -> str:
+    if isinstance(part, Table):
+        return layout(part, width=width, bold=bold)
+    return f"{wrapped(part, width) if isinstance(part, Prose) else part}\n"
 
 
 def say(ctx: click.Context, text: str) -> None:

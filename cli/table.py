@@ -59,6 +59,19 @@ class Table:
     notes: Sequence[str] = ()
 
 
+class Prose(str):
+    """A line of an answer that may be broken at the width of the page: a sentence, never a path or a command."""
+
+
+def wrapped(text: str, width: int = 80) -> str:
+    """A sentence over lines of at most `width`, its own indent kept and the following lines indented by two more."""
+    indent = text[: len(text) - len(text.lstrip())]
+    lines = textwrap.wrap(
+        text, width, initial_indent="", subsequent_indent=f"{indent}  ", break_on_hyphens=False, break_long_words=False
+    )
+    return "\n".join(lines)
+
+
 def layout(table: Table, *, width: int = 80, bold: bool = False) -> str:
     """The table as lines of at most `width` characters; long text columns are wrapped, numbers never are."""
     cells = [[_text(column, row.get(column.key)) for column in table.columns] for row in table.rows]

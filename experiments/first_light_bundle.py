@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 SCHEMA = "dieplace/first-light/1"
 ANSWERS_SCHEMA = "dieplace/first-light-answers/1"
 STATES = ("running", "complete", "interrupted", "not-restored")
-EMULATED = "an emulated node answered: it shows that the questions work and says nothing about any hardware"
+EMULATED = (
+    "an emulated node answered, experiments on private nodes of their own: it shows that the questions work and says"
+    " nothing about any hardware"
+)
 NOT_MI355X = "two NVIDIA GPUs stood in for two dies: the answers are theirs and say nothing about an MI355X"
 LIMIT_BYTES = 64 << 20
 

@@ -176,7 +176,8 @@ class Drive:
     def _runs(self, name: str, mode: str, in_child: bool) -> Iterator[Mapping[str, Any]]:
         from dieplace.experiments.first_light_bundle import slug
 
-        prefix = f"{name}-{slug(mode)}"
+        # Elsewhere an experiment has nodes of its own, or no modes: where the node stands names nothing.
+        prefix = f"{name}-{slug(mode)}" if self.host.backend == "amd" else name
         folder = self.bundle.folder / "runs"
         options = experiment_options(name, self.host.backend, self.permission)
         if in_child:

@@ -56,7 +56,7 @@ class Host(Protocol):
 
 
 def host_for(backend: str, *, node: str | None = None, rocm_path: str | None = None) -> Host:
-    """The host of a backend; UsageError for one that first light has no questions for, NoBackend where it is not there."""
+    """The host of a backend; UsageError for one without questions here, NoBackend where it is not there."""
     from dieplace.discover import open_backend
 
     if backend not in ("amd", "emulated", "nvidia"):

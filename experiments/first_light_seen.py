@@ -78,10 +78,11 @@ def offered_modes(seen: Seen) -> Answer:
                 for word, found in one.combines.get(card.part or card.id, {}).items()
             ]
             lines += [f"{one.state}, the driver combines {'; '.join(told)}"] if told else []
+    lines = list(dict.fromkeys(lines))
     if not rows:
         raise NotAsked("there is no card with modes here")
     memories = {card.memory for one in seen.observations for card in one.facts.cards}
-    said = f"listed in {len(seen.observations)} states under {', '.join(sorted(filter(None, memories)))}"
+    said = f"listed in {len(rows)} states under {', '.join(sorted(filter(None, memories)))}"
     if "NPS2" not in memories:
         return answered(name, "listed in part", f"{said}; NPS2 was not seen: {seen.why_not('no switch')}",
                         origin=seen.origin, value={"by_state": rows}, evidence=lines)  # fmt: skip
@@ -112,7 +113,7 @@ def range_sizes(seen: Seen) -> Answer:
         return without("unknown", name, why, origin=seen.origin, value=value, evidence=lines)
     apart = max(max(v) / min(v) - 1 for v in sizes.values() if v and all(v))  # type: ignore[type-var, operator]
     word = "equal" if apart == 0 else "nearly equal" if apart <= SIZES_APART else "unequal"
-    said = f"the two ranges of a card differ by {apart:.2%} at most"
+    said = f"the two ranges of a card differ by {apart:.2%} at most" if apart else "both ranges of a card are equal"
     return answered(name, word, said, origin=seen.origin, value={**value, "apart": apart}, evidence=lines)
 
 

@@ -21,6 +21,7 @@ from dieplace.experiments.statistics import MIN_PAIRS, Estimate, enough, ratio
 
 CONTROL = "A/A control"  # the first arm, measured a second time in every block
 INTERRUPTED = "interrupted"
+SAME_PRESS_S = 1.0
 
 Arms = Mapping[str, Callable[[], float]]
 
@@ -117,28 +118,33 @@ def measure(
 
 @contextmanager
 def ctrl_c_held() -> Iterator[Callable[[], bool]]:
-    """Inside, the first Ctrl-C only makes the yielded function True; the second raises as usual.
+    """Inside, the first Ctrl-C only makes the yielded function True; one that comes a second later raises as usual.
 
-    A sample moves memory to other homes: it is never cut in two. Python allows handlers in the main thread only;
-    elsewhere Ctrl-C raises there and nothing is held here.
+    A sample moves memory to other homes: it is never cut in two. One press may arrive twice, from the terminal and from
+    a parent that passes it on (torchrun, timeout). Python allows handlers in the main thread only; elsewhere Ctrl-C
+    raises there and nothing is held here. Where one is inside another, both hear of it.
     """
-    asked = False
+    asked_at: float | None = None
 
-    def first(number: int, frame: Any) -> None:
-        nonlocal asked
-        asked = True
-        signal.signal(signal.SIGINT, before)
+    def hear(number: int, frame: Any) -> None:
+        nonlocal asked_at
+        if asked_at is not None and time.monotonic() - asked_at >= SAME_PRESS_S:
+            raise KeyboardInterrupt
+        asked_at = time.monotonic() if asked_at is None else asked_at
+        if getattr(before, "is_ours", False):
+            before(number, frame)  # type: ignore[operator, misc]
 
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: asked
+        yield lambda: asked_at is not None
         return
     before = signal.getsignal(signal.SIGINT)
     if not callable(before):  # ignored from outside (a background job of a shell): it stays so
-        yield lambda: asked
+        yield lambda: asked_at is not None
         return
-    signal.signal(signal.SIGINT, first)
+    hear.is_ours = True  # type: ignore[attr-defined]
+    signal.signal(signal.SIGINT, hear)
     try:
-        yield lambda: asked
+        yield lambda: asked_at is not None
     finally:
         signal.signal(signal.SIGINT, before)
 

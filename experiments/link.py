@@ -126,24 +126,25 @@ def run_link(
 
     Ctrl-C ends it with the cases that there are, and is told as `interrupted`; KeyboardInterrupt where there are none.
     """
-    from dieplace.experiments.harness import INTERRUPTED
+    from dieplace.experiments.harness import INTERRUPTED, ctrl_c_held
 
     found: list[tuple[Case, Measured | None]] = []
     stopped = "every case is measured"
-    for prepare in cases(rig):
-        try:
-            case = prepare()
-            measured = _measured(case, plan, now, tell)
-        except KeyboardInterrupt:
-            if not found:
-                raise
-            stopped = INTERRUPTED
-            break
-        found.append((case, measured))
-        progress(f"{case.what} {case.directions} {case.nbytes >> 10} KiB by {case.reader}")
-        if measured is not None and measured.stopped == INTERRUPTED:
-            stopped = INTERRUPTED
-            break
+    with ctrl_c_held() as asked:
+        for prepare in cases(rig):
+            try:
+                case = prepare()
+                measured = _measured(case, plan, now, tell)
+            except KeyboardInterrupt:
+                if not found:
+                    raise
+                stopped = INTERRUPTED
+                break
+            found.append((case, measured))
+            progress(f"{case.what} {case.directions} {case.nbytes >> 10} KiB by {case.reader}")
+            if asked() or (measured is not None and measured.stopped == INTERRUPTED):
+                stopped = INTERRUPTED
+                break
     limits = ceilings(found, rig)
     return [point for case, measured in found for point in points_of(case, measured, rig, limits)], stopped
 

@@ -6,13 +6,13 @@ is there becomes a complete Run that says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
 from dieplace.errors import Unsupported
-from dieplace.experiments.harness import INTERRUPTED, Plan, measure
+from dieplace.experiments.harness import INTERRUPTED, Plan, ctrl_c_held, measure
 from dieplace.experiments.registry import Options, Progress
 from dieplace.experiments.step_bench import PlacedLayers, levels, read_rates, sweeper
 from dieplace.experiments.step_cases import Case, StepArm
@@ -55,11 +55,16 @@ class StepRun:
     ) -> None:  # fmt: skip
         self.experiment, self.machine, self.rig, self.options = experiment, machine, rig, options
         self.cases, self.count, self.plan = tuple(cases), layers, plan
+        self.asked_to_stop: Callable[[], bool] = lambda: False
         self.device = machine.device(rig.readers[0])
         self.pair = (self.device.id, next(iter(rig.far_homes(self.device.id).values())))
 
     def run(self, progress: Progress) -> Run:
         """The Run; KeyboardInterrupt where Ctrl-C came before the first block was measured."""
+        with ctrl_c_held() as self.asked_to_stop:
+            return self._run(progress)
+
+    def _run(self, progress: Progress) -> Run:
         before = self.rig.telemetry()
         work = Unfinished(self.options.watch.folder, self.identity(before["driver_version"]), before)
         try:
@@ -97,15 +102,17 @@ class StepRun:
         }
 
     def _all_cases(self, work: Unfinished, progress: Progress) -> list[CaseTaken]:
+        """The cases until Ctrl-C; KeyboardInterrupt where it came before the first block of the first."""
         done: list[CaseTaken] = []
         for number, case in enumerate(self.cases):
+            later = len(self.cases) - number - 1
             try:
-                done.append(self._case(case, len(self.cases) - number - 1, work, progress))
+                done.append(self._case(case, later, work, progress))
             except KeyboardInterrupt:
                 if not done:
                     raise
                 break
-            if done[-1].measured.stopped == INTERRUPTED:
+            if done[-1].measured.stopped == INTERRUPTED or self.asked_to_stop():
                 break
         return done
 
@@ -115,7 +122,7 @@ class StepRun:
         label = case.name or self.experiment
         try:
             progress(f"{label}: {self.count} layers placed and captured")
-            before = {arm.name: self._look(layers, arm, case.roles) for arm in case.arms}
+            before = {arm.name: self._look(layers, arm, case.roles) for arm in case.arms if self._goes_on()}
             progress(f"{label}: every arm audited, probed, and its code and result compared")
             code_hash = before[case.arms[0].name].code_hash
 
@@ -138,6 +145,12 @@ class StepRun:
             return CaseTaken(case, dict(layers.reads), nbytes, layers.experts, measured, before, after)
         finally:
             layers.free()
+
+    def _goes_on(self) -> bool:
+        """True; KeyboardInterrupt where Ctrl-C was pressed: between two looks, for memory is moved within one."""
+        if self.asked_to_stop():
+            raise KeyboardInterrupt
+        return True
 
     def _look(self, layers: PlacedLayers, arm: StepArm, roles: Sequence[str], *, stages: bool = True) -> Any:
         layers.move(arm.homes)

@@ -20,6 +20,7 @@ import simulated_steps as simulated
 
 from dieplace.cli import main as frame
 from dieplace.errors import Busy, UsageError
+from dieplace.experiments import harness
 from dieplace.experiments.harness import CONTROL, Measured, Plan, ctrl_c_held, measure
 from dieplace.experiments.private_node import private_node
 from dieplace.experiments.registry import Options
@@ -215,12 +216,40 @@ def test_lists_of_unequal_length_are_damage(tmp_path: Path) -> None:
     work.close()
 
 
-def test_a_second_ctrl_c_stops_at_once() -> None:
-    with pytest.raises(KeyboardInterrupt), ctrl_c_held() as asked:
+def test_a_second_press_stops_at_once_and_one_that_arrives_twice_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One press reaches a process of a group twice where its parent passes it on; both frames that hold it hear it."""
+    now = [0.0]
+    monkeypatch.setattr(harness.time, "monotonic", lambda: now[0])
+    with pytest.raises(KeyboardInterrupt), ctrl_c_held() as outer, ctrl_c_held() as inner:
         os.kill(os.getpid(), signal.SIGINT)
-        assert asked()
+        assert inner() and outer()
+        now[0] = 0.5
         os.kill(os.getpid(), signal.SIGINT)
+        now[0] = 1.5
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("the second press was not heard")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_press_between_two_cases_saves_the_first(
+    finish: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes, twice at once, while the second case is looked at before anything of it is measured."""
+    looks = []
+    plain = PlacedLayers.look
+
+    def look(self: PlacedLayers, *given: Any, **named: Any) -> Any:
+        looks.append(1)
+        if len(looks) == 5:  # two arms before and after, then the second case
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        return plain(self, *given, **named)
+
+    monkeypatch.setattr(PlacedLayers, "look", look)
+    assert finish(*RUN, "--out", "out") == 130
+    run = Run.load(tmp_path / "out" / "gpu0-dpx-nps2.json")
+    assert [p.arm for p in run.points] == ["1 token local", "1 token swapped"] and len(looks) == 5
+    assert run.facts["stopped"] == "interrupted"
 
 
 def test_blocks_of_other_arms_or_another_seed_do_not_go_on() -> None:

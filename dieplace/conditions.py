@@ -10,6 +10,7 @@ import datetime
 import hashlib
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -121,9 +122,14 @@ def _modes(machine: Machine) -> list[str]:
     return sorted({str(card.mode) for card in machine.cards if card.mode is not None})
 
 
+# Devices can be named by UUID (NVIDIA and AMD: GPU-..., MIG-...): a run file names nobody's hardware.
+_UUID = re.compile(r"\b(GPU|MIG)-[0-9A-Fa-f]{8}[0-9A-Fa-f/-]*")
+
+
 def _variables(_: Machine | None) -> dict[str, str]:
     names = ("HIP_", "ROCR_", "CUDA_VISIBLE", "HSA_", "PYTORCH_ALLOC", "PYTORCH_CUDA_ALLOC", "PYTORCH_HIP_ALLOC")
-    return {key: os.environ[key] for key in sorted(os.environ) if key.startswith(names)}
+    found = {key: os.environ[key] for key in sorted(os.environ) if key.startswith(names)}
+    return {key: _UUID.sub(r"\1-(left out)", value) for key, value in found.items()}
 
 
 def _now(_: Machine | None) -> str:

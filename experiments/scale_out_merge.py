@@ -83,7 +83,7 @@ def _merged(block: str, members: list[tuple[RankEnd, Run]], ends: Sequence[RankE
         source=first.source,
         points=tuple(points),
         conditions=conditions,
-        workload={**first.workload, "experiment": first.experiment, "name": f"{first.experiment}: {_name(first)}"},
+        workload={**first.workload, "experiment": first.experiment, "name": _name(first)},
         machine=first.machine,
         created=min(run.created for _, run in members),
         label=first.label,
@@ -104,7 +104,8 @@ def _merged(block: str, members: list[tuple[RankEnd, Run]], ends: Sequence[RankE
 
 
 def _name(run: Run) -> str:
-    return str(run.workload["name"])
+    name = str(run.workload["name"])
+    return name if run.experiment in name else f"{run.experiment}: {name}"
 
 
 def _groups(members: list[tuple[RankEnd, Run]]) -> Iterable[list[_Member]]:

@@ -120,7 +120,8 @@ def _what(run: Run, point: Point) -> str:
     words = [str(point.factors["what"])] if "what" in point.factors else []
     words.append(point.arm)
     if "working_set_bytes" in point.factors:
-        words.append(f"{point.factors['working_set_bytes'] >> 10:,} KiB")
+        size = point.factors["working_set_bytes"]
+        words.append(f"{size >> 20:,} MiB" if size >= 1 << 20 else f"{size >> 10:,} KiB")
     known = (*_PLACE, *_QUIET, "what", "reader", "working_set_bytes")
     varying = {k for p in run.points for k, v in p.factors.items() if k not in known and v != point.factors.get(k)}
     words += [f"{key} {point.factors[key]}" for key in point.factors if key in varying]

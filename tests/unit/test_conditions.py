@@ -65,3 +65,11 @@ def test_differing_names_checked_keys_only() -> None:
 def test_no_host_name_is_recorded() -> None:
     text = json.dumps(collect(None))
     assert platform.node() not in text or len(platform.node()) < 4
+
+
+def test_no_run_file_names_a_device_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dieplace exec` and ranks under torchrun choose NVIDIA devices by UUID; ROCr takes UUIDs too."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-f26431e7-1b3b-703f-b60b-14ed1fe51ecc,1")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-4d3a2b1c0f9e8d7c,0")
+    found = collect(None)["environment"]
+    assert found["CUDA_VISIBLE_DEVICES"] == "GPU-(left out),1" and found["ROCR_VISIBLE_DEVICES"] == "GPU-(left out),0"

@@ -37,7 +37,11 @@ from dieplace.run import Run
 # differently is multiplied by weights once more. Four unit roundoffs of the largest output, seen as one number.
 AGREEMENT = 4 * 2.0**-8
 RATES_FROM = "reads of 1 GiB by both GPUs at the same time, each of its own memory or of the other's, in this process"
-TOGETHER = "both GPUs let go by one another's flags, then timed by an event at either end on each: the later end counts"
+STEPS = 4  # a sample is the mean of so many steps in a row
+TOGETHER = (
+    f"both GPUs held by a flag until both have their work, then {STEPS} steps in a row timed by an event at either end"
+    " on each: the later end counts"
+)
 
 
 def run_shards(backend: str, options: Options, progress: Progress, case: Case) -> Iterator[Run]:
@@ -157,7 +161,7 @@ class Shards:
                     PlacedLayers(machine, machine.device(names[shard]), count, recipe_of(shard, side, slots))
                 )
             self.gate = Gate(self.mailboxes, [one.index for one in self.each])
-            self.gate.open()
+            self.marked = [timing.with_marks(one.launches, one.index) for one in self.each]
             self.mailboxes.exchange.reset()
         except BaseException:
             self.free()
@@ -168,9 +172,11 @@ class Shards:
         self._move(arm)
         for _ in range(SETTLING):
             self._replay()
-        ends = self.gate.time([one.graph.graph for one in self.each])
+        steps = [self._steps(one.graph) for one in self.each]
+        ends = timing.time_together(steps, gate=self.gate)
+        self.gate.require()
         self.mailboxes.require_arrival()
-        return max(ends) / self.count
+        return max(ends)
 
     def look(self, arm: StepArm, roles: Sequence[str], *, stages: bool = False) -> Look:
         """Both shards as one look: audits and probes of both, their code hashes as one, and the common result.
@@ -236,6 +242,11 @@ class Shards:
         for one in self.each:
             one.move(arm.homes)
 
+    def _steps(self, graph: timing.Captured) -> timing.Captured:
+        """The graph several times in a row, as ns a layer."""
+        replay = graph.graph.replay
+        return timing.Captured(graph.device, timing.Eager((replay,) * STEPS), graph.launches * STEPS)
+
     def _replay(self) -> None:
         import torch
 
@@ -256,8 +267,8 @@ class Shards:
 
     def _stages(self) -> tuple[float, tuple[timing.StageTime, ...]]:
         """us of a layer with events between its stages, and the stages; in graphs of their own."""
-        works = [(one.launches, one.index) for one in self.each]
-        took = timing.stage_times_together(works, replays=10, ready=self.mailboxes.exchange.reset)
+        took = timing.times_of(self.marked, replays=10, gate=self.gate)
+        self.gate.require()
         self.mailboxes.require_arrival()
         total, spans = max(took, key=lambda one: one[0])
         return total / 1000 / self.count, spans

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 TIMER = "CUDA events around the replay of a captured graph"
 HIP_TIMER = "HIP events around the replay of a captured graph"
@@ -70,8 +70,23 @@ def time_once(work: Captured, *, flush: Launch | None = None, cuda: Any = None) 
     return time_together([work], flush=flush, cuda=cuda)[0]
 
 
-def time_together(works: Sequence[Captured], *, flush: Launch | None = None, cuda: Any = None) -> list[float]:
-    """Start every graph before waiting for any; device time of each in ns a launch, in their order."""
+class Gate(Protocol):
+    """Holds devices back until all of them have their work: graphs that wait for one another start together."""
+
+    def hold(self, device: int) -> None:
+        """Launch something on `device` that ends when the gate is opened."""
+
+    def open(self) -> None:
+        """Let every device go."""
+
+
+def time_together(
+    works: Sequence[Captured], *, flush: Launch | None = None, gate: Gate | None = None, cuda: Any = None
+) -> list[float]:
+    """Start every graph before waiting for any; device time of each in ns a launch, in their order.
+
+    Without a gate the first device begins some ten microseconds of the host's time before the last one.
+    """
     cuda = cuda or _torch_cuda()
     if flush is not None:
         flush()
@@ -81,10 +96,14 @@ def time_together(works: Sequence[Captured], *, flush: Launch | None = None, cud
     for work in works:
         with cuda.device(work.device):
             start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+            if gate is not None:
+                gate.hold(work.device)
             start.record()
             work.graph.replay()
             end.record()
             marks.append((start, end))
+    if gate is not None:
+        gate.open()
     for _, end in marks:
         end.synchronize()
     return [
@@ -96,35 +115,31 @@ def stage_times(
     stages: Sequence[tuple[str, Launch]], device: int, *, replays: int = 20, cuda: Any = None
 ) -> tuple[float, tuple[StageTime, ...]]:
     """(median total in ns, median of each stage) of stages in one graph; the total is measured whatever events do."""
-    return stage_times_together([(stages, device)], replays=replays, cuda=cuda)[0]
+    return times_of([with_marks(stages, device, cuda=cuda)], replays=replays, cuda=cuda)[0]
 
 
-def stage_times_together(
-    works: Sequence[tuple[Sequence[tuple[str, Launch]], int]],
-    *,
-    replays: int = 20,
-    ready: Launch = lambda: None,
-    cuda: Any = None,
+@dataclass(frozen=True)
+class Marked:
+    """Stages captured with an event between any two; `why` where the runtime has no events in a graph."""
+
+    names: tuple[str, ...]
+    work: Captured
+    why: str | None
+
+
+def times_of(
+    works: Sequence[Marked], *, replays: int = 20, gate: Gate | None = None, cuda: Any = None
 ) -> list[tuple[float, tuple[StageTime, ...]]]:
-    """`stage_times` of several devices whose graphs wait for one another: all are started before any is waited for.
-
-    Each is captured, and replayed once, alone; `ready` puts right what that left behind.
-    """
-    cuda = cuda or _torch_cuda()
-    made = [_with_marks(stages, device, cuda) for stages, device in works]
-    ready()
-    whys = [why for _, _, why in made]
+    """`stage_times` of stages captured before, on several devices at once: all are started before any is waited for."""
+    whys = [one.why for one in works]
     totals: list[list[float]] = [[] for _ in works]
-    spans: list[list[list[float]]] = [[[] for _ in stages] for stages, _ in works]
+    spans: list[list[list[float]]] = [[[] for _ in one.names] for one in works]
     for _ in range(replays):
-        for n, ns in enumerate(time_together([work for _, work, _ in made], cuda=cuda)):
-            totals[n].append(ns * made[n][1].launches)
+        for n, ns in enumerate(time_together([one.work for one in works], gate=gate, cuda=cuda)):
+            totals[n].append(ns * works[n].work.launches)
             if whys[n] is None:
-                whys[n] = _read_marks(made[n][0], spans[n])
-    return [
-        (median(totals[n]), _medians([name for name, _ in stages], spans[n], whys[n]))
-        for n, (stages, _) in enumerate(works)
-    ]
+                whys[n] = _read_marks(works[n].work.marks, spans[n])
+    return [(median(totals[n]), _medians(one.names, spans[n], whys[n])) for n, one in enumerate(works)]
 
 
 def _medians(names: Sequence[str], spans: Sequence[Sequence[float]], why: str | None) -> tuple[StageTime, ...]:
@@ -133,10 +148,12 @@ def _medians(names: Sequence[str], spans: Sequence[Sequence[float]], why: str | 
     return tuple(StageTime(name, median(one)) for name, one in zip(names, spans, strict=True))
 
 
-def _with_marks(stages: Sequence[tuple[str, Launch]], device: int, cuda: Any) -> tuple[list[Any], Captured, str | None]:
-    plain = [launch for _, launch in stages]
+def with_marks(stages: Sequence[tuple[str, Launch]], device: int, *, cuda: Any = None) -> Marked:
+    """Capture stages with events between them; the launches run once before, and the graph is replayed once."""
+    cuda = cuda or _torch_cuda()
+    names, plain = tuple(name for name, _ in stages), [launch for _, launch in stages]
     if is_rocm(cuda):
-        return [], capture(plain, device, cuda=cuda), NO_EVENTS_ON_ROCM
+        return Marked(names, capture(plain, device, cuda=cuda), NO_EVENTS_ON_ROCM)
     try:
         with cuda.device(device):
             marks = [cuda.Event(enable_timing=True, external=True) for _ in range(len(stages) + 1)]
@@ -144,10 +161,10 @@ def _with_marks(stages: Sequence[tuple[str, Launch]], device: int, cuda: Any) ->
             for launch, mark in zip(plain, marks[1:], strict=True):
                 marked += [launch, mark.record]
         graph = _graph(marked, device, cuda, warm=plain)
-        return marks, Captured(device, graph, len(plain), tuple(marks)), None
+        return Marked(names, Captured(device, graph, len(plain), tuple(marks)), None)
     except (RuntimeError, TypeError) as error:
         why = f"events cannot be recorded in a captured graph here: {str(error).splitlines()[0]}"
-        return [], capture(plain, device, cuda=cuda), why
+        return Marked(names, capture(plain, device, cuda=cuda), why)
 
 
 def _read_marks(marks: Sequence[Any], spans: list[list[float]]) -> str | None:

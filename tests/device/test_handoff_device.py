@@ -222,6 +222,7 @@ def test_a_flag_publishes_what_was_written_before_it() -> None:
     ones = torch.ones(1 << 16, device="cuda:0")
     wrong = torch.zeros(1, dtype=torch.int64, device="cuda:1")
     expected = torch.zeros(1, device="cuda:1")
+    waited = {"value": 1, "spin_limit": 1 << 24}  # in the first round kernels are still being compiled
 
     def write() -> None:
         from dieplace.probes import triton_stream
@@ -230,11 +231,11 @@ def test_a_flag_publishes_what_was_written_before_it() -> None:
         filled = (ones * value).view(torch.int32)
         triton_stream.copy(filled, payload.view(torch.int32), device=0)
         run("flag_set", {"flag": flags["go"], "epoch": epochs[0]}, {"value": 1})
-        run("flag_wait", {"flag": flags["back"], "status": status[0], "epoch": epochs[0]}, {"value": 1})
+        run("flag_wait", {"flag": flags["back"], "status": status[0], "epoch": epochs[0]}, waited)
         run("epoch_next", {"epoch": epochs[0]})
 
     def read() -> None:
-        run("flag_wait", {"flag": flags["go"], "status": status[1], "epoch": epochs[1]}, {"value": 1})
+        run("flag_wait", {"flag": flags["go"], "status": status[1], "epoch": epochs[1]}, waited)
         seen.copy_(payload)
         expected.add_(1)
         wrong.add_((seen != expected).sum())

@@ -39,29 +39,27 @@ class Rig(simulated.SimulatedRig):
 
 
 class OpenGate:
-    """Times both shards by where their weights are, without events."""
+    """Holds nobody."""
 
     def __init__(self, mailboxes: Any, indices: Sequence[int]) -> None:
-        self.layers: list[PlacedLayers] = []
-
-    def open(self) -> None:
         return None
 
-    def time(self, graphs: Sequence[Any]) -> list[float]:
-        ends = []
-        for one in self.layers:
-            moved = one.reads["weights"] * far_share(one)
-            took = simulated.LOCAL_NS + moved * (2 / simulated.FAR - 1 / simulated.NEAR)
-            ends.append(LAYERS * took * simulated._NOISE.lognormvariate(0, 0.0005))
-        return ends
+    def require(self) -> None:
+        return None
 
 
-def stage_times(works: Any, *, replays: int, ready: Any) -> Any:
+def ends(layers: Sequence[PlacedLayers]) -> list[float]:
+    """What a layer takes on both, by where the weights are."""
+    moved = [one.reads["weights"] * far_share(one) for one in layers]
+    took = [simulated.LOCAL_NS + nbytes * (2 / simulated.FAR - 1 / simulated.NEAR) for nbytes in moved]
+    return [ns * simulated._NOISE.lognormvariate(0, 0.0005) for ns in took]
+
+
+def stage_times(marked: Sequence[Sequence[str]], *, replays: int, gate: Any) -> Any:
     """Each launch takes 10 us on the first device, 20 us on the second."""
-    ready()
     return [
-        (1000.0 * us * len(stages), tuple(timing.StageTime(name, 1000.0 * us) for name, _ in stages))
-        for us, (stages, _) in zip((10, 20), works, strict=True)
+        (1000.0 * us * len(names), tuple(timing.StageTime(name, 1000.0 * us) for name in names))
+        for us, names in zip((10, 20), marked, strict=True)
     ]
 
 
@@ -89,15 +87,17 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setattr(shards, "hash_of", lambda seen: (simulated.CODE, None))
         monkeypatch.setattr(shards, "whole_layer", lambda number, index: torch.ones(1, 4))
         monkeypatch.setattr(shards, "Gate", OpenGate)
-        monkeypatch.setattr(shards.timing, "stage_times_together", stage_times)
+        monkeypatch.setattr(shards.timing, "with_marks", lambda stages, index: [name for name, _ in stages])
+        monkeypatch.setattr(shards.timing, "times_of", stage_times)
+        monkeypatch.setattr(shards.Shards, "_steps", lambda self, graph: None)
         monkeypatch.setattr(exchange, "between", partial(exchange.between, backend="reference"))
         made_shards = shards.Shards.__init__
 
-        def with_gate(self: Any, *given: Any) -> None:
+        def timed(self: Any, *given: Any) -> None:
             made_shards(self, *given)
-            self.gate.layers = self.each
+            monkeypatch.setattr(shards.timing, "time_together", lambda works, gate: ends(self.each))
 
-        monkeypatch.setattr(shards.Shards, "__init__", with_gate)
+        monkeypatch.setattr(shards.Shards, "__init__", timed)
         yield made
 
 
@@ -146,20 +146,16 @@ def test_a_shard_whose_weights_did_not_move_gives_no_penalty(machine: Any, monke
 
 
 def test_a_wait_that_gave_up_ends_the_run_in_a_typed_error(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(self: OpenGate, graphs: Sequence[Any]) -> list[float]:
-        side = late.side  # type: ignore[attr-defined]
+    """The fault: during a replay a mailbox of the second shard stays empty."""
+    settled = shards.Shards._replay
+
+    def late(self: Any) -> None:
+        settled(self)
+        side = self.mailboxes.exchange.sides[1]
         side.status.copy_(torch.tensor([2880, 0], dtype=torch.int32))
         side.record.copy_(torch.tensor([2880, 65, 1, 0], dtype=torch.int32))
-        return [1.0, 1.0]
 
-    made = shards.Mailboxes.__init__
-
-    def kept(self: Any, *given: Any, **named: Any) -> None:
-        made(self, *given, **named)
-        late.side = self.exchange.sides[1]  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(shards.Mailboxes, "__init__", kept)
-    monkeypatch.setattr(OpenGate, "time", late)
+    monkeypatch.setattr(shards.Shards, "_replay", late)
     with pytest.raises(KernelFault, match=r"gpu0/p1, block 0, waited for mailbox of slot 0 \[2879\] to hold 65"):
         taken(machine)
 

@@ -34,11 +34,15 @@ def test_stage_times_add_up_to_the_total() -> None:
 
 
 def test_stages_of_graphs_that_wait_for_one_another() -> None:
-    """Both are captured before `ready`, then started together; each has its own stages."""
-    cuda, readied = FakeCuda(), []
-    works = [([("put", cuda.work(1.0)), ("sum", cuda.work(2.0))], 0), ([("put", cuda.work(4.0))], 1)]
-    found = timing.stage_times_together(works, ready=lambda: readied.append(True), cuda=cuda)
-    assert readied == [True]
+    """Each device has its own stages; all are held until all have their work, and none is waited for before."""
+    cuda, seen = FakeCuda(), []
+    works = [
+        timing.with_marks([("put", cuda.work(1.0)), ("sum", cuda.work(2.0))], 0, cuda=cuda),
+        timing.with_marks([("put", cuda.work(4.0))], 1, cuda=cuda),
+    ]
+    gate = SimpleNamespace(hold=seen.append, open=lambda: seen.append("open"))
+    found = timing.times_of(works, replays=2, gate=gate, cuda=cuda)
+    assert seen == [0, 1, "open"] * 2
     assert [total for total, _ in found] == pytest.approx([3e6, 4e6])
     assert [[s.value_ns for s in stages] for _, stages in found] == [[1e6, 2e6], [4e6]]
 

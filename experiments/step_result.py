@@ -151,7 +151,6 @@ def _facts(taken: Taken) -> dict[str, Any]:
     first = taken.cases[0].measured
     return {
         "stopped": taken.stopped,
-        "executing": [taken.pair[0]],
         "drift": {
             _named(one, arm): drift(samples).words
             for one in taken.cases

@@ -239,7 +239,8 @@ def _miss(one: CaseTaken, arm: StepArm, taken: Taken) -> str | None:
     if not arm.homes:
         return None
     local = one.median_us(one.case.arms[0].name)
-    return rules.why_missed(local, one.median_us(arm.name), one.moved_bytes(arm), *taken.rates)
+    why = rules.why_missed(local, one.median_us(arm.name), one.moved_bytes(arm), *taken.rates)
+    return None if why is None else f"{arm.name}: {why}"
 
 
 def _refused(arm: StepArm, one: CaseTaken, spread: Rotation) -> str | None:

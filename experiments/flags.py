@@ -7,7 +7,7 @@ Acknowledgements lie with the writer in every arm, so that arms differ in the fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -52,8 +52,8 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """`consumer, 8 pollers on the other device`."""
-        return f"{self.home}, {self.pollers} poller{'s' * (self.pollers > 1)} on {self.on}"
+        """`consumer 8`: eight pollers on the other device; `consumer 4+4`: four beside the writer, four there."""
+        return f"{self.home} {self.near}+{self.far}" if self.near else f"{self.home} {self.far}"
 
     @property
     def base(self) -> Arm:
@@ -106,7 +106,6 @@ def _point(arm: Arm, measured: Measured, before: Mapping[str, Any], after: Mappi
             "memory_class": MEMORY_CLASS[arm.home],
             "pollers": arm.pollers,
             "pollers_on": arm.on,
-            "pollers_by_device": [arm.near, arm.far],
         },
         residency_before=before,
         residency_after=after,
@@ -143,30 +142,6 @@ def quantities(arm: Arm, measured: Measured) -> dict[str, Quantity]:
     if arm.pollers > 1:
         made["time_over_one_poller"] = over(arm.alone.name)
     return made
-
-
-def sentences(points: Sequence[Point], clock_share: float | None) -> list[str]:
-    """What the home of the flag and the number of pollers do, in words, judged by the run's A/A control."""
-    from dieplace.experiments.statistics import Estimate, verdict
-
-    control = next(p.quantities["time_over_consumer"] for p in points if "control_round_trip_ns" in p.quantities)
-
-    def estimate(quantity: Quantity, count: int) -> Estimate:
-        return Estimate(float(quantity.value or 0), quantity.low, quantity.high, count, quantity.method)
-
-    said = []
-    for point in points:
-        count = len(point.quantities["round_trip_ns"].samples)
-        for name, against in (
-            ("time_over_consumer", "the flag at the consumer"),
-            ("time_over_one_poller", "one poller"),
-        ):
-            found = point.quantities.get(name)
-            if found is None or found.value is None or found.method.startswith("A/A"):
-                continue
-            words = verdict(estimate(found, count), control=estimate(control, count), clock_share=clock_share).words
-            said.append(f"{point.arm}: against {against} {words}")
-    return said
 
 
 def cannot(backend: str) -> str | None:

@@ -149,7 +149,7 @@ def handoff_us(home: str, pollers: int, p: ParameterSet) -> float:
 
 def _point(home: str, memory_class: str, pollers: int, shown: Shown) -> Point:
     return Point(
-        f"{home}, {memory_class}, {pollers} poller{'s' * (pollers > 1)}",
+        f"{home} {memory_class} {pollers}",
         {
             "handoff_us": _handoff(home, memory_class, pollers),
             "round_trip_ns": Quantity("ns", "modelled", None, why=NO_ROUND_TRIP),
@@ -159,7 +159,6 @@ def _point(home: str, memory_class: str, pollers: int, shown: Shown) -> Point:
             "memory_class": memory_class,
             "pollers": pollers,
             "pollers_on": "the other device",
-            "pollers_by_device": [0, pollers],
             "runs_from_isa": shown.runs,
             "rounds_a_run": ROUNDS,
         },

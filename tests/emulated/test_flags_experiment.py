@@ -45,7 +45,7 @@ def emulated() -> Run:
 def test_arms_are_every_home_and_number_of_pollers_on_one_device_and_on_both() -> None:
     names = [arm.name for arm in flags.arms()]
     assert len(set(names)) == len(names) == 3 * 7 + 3 * 3
-    assert names[0] == "consumer, 1 poller on the other device"
+    assert names[0] == "consumer 1" and "host 32+32" in names
     both = [arm for arm in flags.arms() if arm.near]
     assert {(arm.near, arm.far) for arm in both} == {(1, 1), (4, 4), (32, 32)}
 
@@ -70,7 +70,8 @@ def test_half_is_half_and_ratios_are_of_pairs() -> None:
     first = by_arm[flags.arms()[0].name].quantities
     assert first["time_over_consumer"].method.startswith("A/A control")
     assert first["time_over_consumer"].value == pytest.approx(1, abs=0.01)
-    assert by_arm["host, 64 pollers on both devices"].factors["pollers_by_device"] == [32, 32]
+    assert by_arm["host 32+32"].factors["pollers"] == 64
+    assert by_arm["host 32+32"].factors["pollers_on"] == "both devices"
 
 
 def test_a_party_that_gave_up_is_named_with_what_it_saw() -> None:
@@ -99,12 +100,12 @@ def test_every_combination_ran_from_the_isa_and_the_clock_tells_what_it_can(emul
     known = {p.arm: p.quantities["handoff_us"] for p in emulated.points if p.quantities["handoff_us"].value is not None}
     # mi355x-model: local hand-off of set A 0.651 us, a far step 98 ns, 27 ns for each further wave on a far line.
     assert {arm: round(float(q.value or 0), 3) for arm, q in known.items()} == {
-        "consumer, coarse, 1 poller": 0.651,
-        "producer, coarse, 1 poller": 0.749,
-        "producer, coarse, 2 pollers": 0.776,
-        "producer, coarse, 4 pollers": 0.83,
+        "consumer coarse 1": 0.651,
+        "producer coarse 1": 0.749,
+        "producer coarse 2": 0.776,
+        "producer coarse 4": 0.83,
     }
-    assert known["consumer, coarse, 1 poller"].by_set["C"] == 0.85
+    assert known["consumer coarse 1"].by_set["C"] == 0.85
     unknown = [q for p in emulated.points for q in p.quantities.values() if q.value is None]
     assert unknown and all(q.why for q in unknown)
     for point in emulated.points:

@@ -220,9 +220,10 @@ def compare(ctx: click.Context, base: str, run: str, allow: tuple[str, ...], fai
         differing = [f"{d['key']}: {d['base']} -> {d['run']}" for d in found.differing]
         columns = [
             Column("arm", "arm"),
-            Column("base_us", "BASE us", right=True, show=one_decimal),
-            Column("run_us", "RUN us", right=True, show=one_decimal),
-            Column("change_percent", "change %", right=True, show=one_decimal),
+            Column("base", "BASE", right=True, show=one_decimal),
+            Column("run", "RUN", right=True, show=one_decimal),
+            Column("unit", "unit"),
+            Column("change_percent", "slower %", right=True, show=one_decimal),
             Column("verdict", "verdict"),
         ]
         head = ["conditions that differ, by your leave:", *(Prose(f"  {d}") for d in differing)] if differing else []
@@ -230,6 +231,9 @@ def compare(ctx: click.Context, base: str, run: str, allow: tuple[str, ...], fai
 
     ok = not found.regressions
     payload = {"rows": found.rows, "differing": found.differing, "regressions": found.regressions}
+    for row in found.rows if fail_on is not None else ():
+        if str(row["verdict"]).startswith("too noisy"):
+            render.warn(ctx, f"{row['arm']} is held to no limit: {row['verdict']}")
     render.answer(ctx, "bench-compare/1", payload, source=found.source, ok=ok, table=table)
     if not ok:
         ctx.exit(1)

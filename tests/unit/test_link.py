@@ -188,8 +188,8 @@ def test_run_file_report_and_tables_say_what_it_is(two: list[Point], tmp_path: P
     assert any("latency far, 1024 MiB, by gpu0/p0, is slower by" in line for line in said)
     assert frame.main(["bench", "show", str(path)]) == 0
     shown = capsys.readouterr().out
-    assert "Latency of dependent loads, measured" in shown and link.NOT_MI355X in shown
-    assert frame.main(["bench", "compare", str(path), str(path)]) == 2
+    assert "Latency of dependent loads, measured" in shown and link.NOT_MI355X in " ".join(shown.split())
+    assert frame.main(["bench", "compare", str(path), str(path)]) == 0
 
 
 def test_refuses_other_backends_with_the_reason(tmp_path: Path, capsys: Any) -> None:

@@ -36,7 +36,7 @@ def as_run(
         seed=plan.seed,
         code_hash=ran,
         code_hash_why=why,
-        notes=() if rig.not_this_part is None else (rig.not_this_part,),
+        notes=notes_of(machine, rig),
         facts={
             "stopped": stopped,
             "telemetry_before": dict(before),
@@ -45,6 +45,15 @@ def as_run(
             **rig.facts(),
         },
     )
+
+
+def notes_of(machine: Machine, rig: TorchRig) -> tuple[str, ...]:
+    """What a reader must know: another part than an MI355X, and memory that is near as a mean only."""
+    notes = [] if rig.not_this_part is None else [rig.not_this_part]
+    for domain in dict.fromkeys(machine.device(name).domain for name in rig.readers):
+        if domain is not None and len(machine.domain(domain).dies) > 1:
+            notes.append(f"{domain} is interleaved over both dies: near is the mean of them, not the memory of one die")
+    return tuple(notes)
 
 
 def block_of(machine: Machine, readers: Sequence[str]) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dieplace.backends import prefix_timing
+from dieplace.backends import torch_timing as timing
 from dieplace.experiments import weight_swap_live as rules
 from dieplace.experiments.harness import INTERRUPTED, Measured
 from dieplace.experiments.link_run import block_of, conditions_of
@@ -163,6 +165,7 @@ def _facts(taken: Taken) -> dict[str, Any]:
         "blocks_at_sittings": {one.case.name or taken.experiment: list(one.measured.sittings) for one in taken.cases},
         "code_hash_by_arm": by_arm(lambda one, arm: one.before[arm].code_hash),
         "same_result_in_all_arms": same,
+        **({"stage_method": prefix_timing.METHOD} if timing.is_rocm() else {}),
         "calibration_cycles": {"near": list(taken.levels.near), "far": list(taken.levels.far)},
         "prediction": {
             "formula": rules.FORMULA,

@@ -78,9 +78,18 @@ def stage_table(runs: Sequence[Run]) -> LiveTable:
                 if stage.get("us") is None:
                     whys.setdefault(str(stage.get("us_why")))
     columns = (("stage", "stage", None), *((key, f"{name} us", "{:.1f}") for key, name in arms.items()))
-    note = "Between events in the same graph: each event adds some microseconds, so stages sum to more than the layer."
     told = "".join(f" Empty where: {why}." for why in whys)
-    return LiveTable(f"Where a layer's time goes, {runs[0].origin}", columns, tuple(rows.values()), note + told)
+    title = f"Where a layer's time goes, {runs[0].origin}"
+    return LiveTable(title, columns, tuple(rows.values()), stage_note(runs) + told)
+
+
+def stage_note(runs: Sequence[Run]) -> str:
+    """How stage times were taken; by events inside the graph where a run does not say otherwise."""
+    methods = dict.fromkeys(str(run.facts.get("stage_method", _BY_EVENTS)) for run in runs)
+    return " ".join(f"{method[0].upper()}{method[1:].rstrip('.')}." for method in methods)
+
+
+_BY_EVENTS = "between events in the same graph: each event adds some microseconds, so stages sum to more than the layer"
 
 
 def residency_table(runs: Sequence[Run]) -> LiveTable:

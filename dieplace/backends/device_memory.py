@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dieplace.backends import vmm
 from dieplace.backends.accounting import Accounted, Counters, attribute
 from dieplace.backends.base import Allocation, Location, Request
-from dieplace.backends.dlpack import tensor_at
+from dieplace.backends.dlpack import CPU, tensor_at
 from dieplace.backends.held import Held, grown_bytes, locate
 from dieplace.backends.homes import Homes, Piece
 from dieplace.backends.ipc import export_handle, import_handle
@@ -194,8 +194,9 @@ class DeviceMemory:
         return tensor_at(at, nbytes, dtype, shape, kind, index, lambda: self.lifetimes.drop(held))
 
     def torch_device(self, device: Device) -> str:
-        """torch's name of the device that executes."""
-        return f"cuda:{self.homes.index(device)}"
+        """torch's name of the device that executes; the host's where a runtime's memory is host memory."""
+        index = self.homes.index(device)
+        return "cpu" if self._tensor_place is not None and self._tensor_place[0] == CPU else f"cuda:{index}"
 
     def placing(self, domain: Domain | Sequence[Domain], *, device: Device, role: str) -> AbstractContextManager[None]:
         """Inside, what torch allocates on this thread for `device` lands in the domain."""

@@ -80,3 +80,24 @@ def test_the_execution_group_times_what_it_launched(machine: Machine) -> None:
     assert counter.item() == before + 4
     (timing,) = session.execution.time(prepared)
     assert timing.origin == "measured" and timing.samples_ns[0] > 0 and counter.item() == before + 8
+
+
+def test_prefixes_of_a_graph_agree_with_events_inside_it(machine: Machine) -> None:
+    """How stage times are taken on ROCm, where graphs hold no events, beside how they are taken here."""
+    import torch
+
+    from dieplace.backends.prefix_timing import stage_times_by_prefix
+    from dieplace.backends.torch_timing import stage_times
+    from dieplace.probes import triton_stream
+
+    words = torch.randint(0, 2**31 - 1, (256 * MIB // 4,), dtype=torch.int32, device="cuda:0")
+    out = torch.empty(triton_stream.programs_for(words.numel()), dtype=torch.int32, device="cuda:0")
+    sizes = {"all": 1, "half": 2, "quarter": 4, "again": 1}
+    parts = {name: words[: words.numel() // n] for name, n in sizes.items()}
+    stages = [(name, lambda part=part: triton_stream.read(part, out, device=0)) for name, part in parts.items()]
+    by_event, by_prefix = stage_times(stages, 0), stage_times_by_prefix(stages, 0)
+    print("FIGURE total", by_event[0], by_prefix[0])
+    for event, prefix in zip(by_event[1], by_prefix[1], strict=True):
+        print(f"FIGURE {event.name}: events {event.value_ns}, prefixes {prefix.value_ns}")
+        assert event.value_ns is not None and prefix.value_ns is not None
+        assert abs(event.value_ns - prefix.value_ns) < 8_000 + 0.05 * event.value_ns  # an event adds some microseconds

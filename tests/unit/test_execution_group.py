@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from fake_cuda import FakeCuda
 
 from dieplace.backends import torch_timing as timing
 from dieplace.backends.base import require
+from dieplace.backends.prefix_timing import stage_times_by_prefix
 from dieplace.backends.torch_execution import TorchExecution
 from dieplace.discover import BACKENDS
 from dieplace.errors import Unsupported, UsageError
@@ -84,6 +86,32 @@ def test_rocm_has_no_stage_times_and_is_not_asked_for_them() -> None:
     total, stages = timing.stage_times([("qkv", cuda.work(1.0)), ("mlp", cuda.work(3.0))], 0, cuda=cuda)
     assert total == pytest.approx(4e6) and not any(events)
     assert all(one.value_ns is None and "rocm-systems issue 2380" in str(one.why) for one in stages)
+
+
+def test_prefixes_give_stage_times_where_graphs_hold_no_events() -> None:
+    cuda = FakeCuda("raises")
+    given = [("qkv", 1.0), ("attention", 0.25), ("mlp", 3.0), ("nothing", 0.0)]
+    total, stages = stage_times_by_prefix([(n, cuda.work(ms)) for n, ms in given], 0, cuda=cuda)
+    assert total == pytest.approx(4.25e6)
+    assert [one.value_ns for one in stages[:3]] == pytest.approx([1e6, 0.25e6, 3e6])
+    assert stages[3].value_ns is None and "equally long" in str(stages[3].why)  # never 0 us
+
+
+def test_a_stage_within_the_noise_is_not_told() -> None:
+    cuda = FakeCuda()
+    noise = random.Random(4)
+
+    def noisy(ms: float) -> Any:
+        def launch() -> None:
+            steps = lambda: cuda.advance(ms + noise.uniform(0, 0.2))  # noqa: E731
+            cuda.capturing.append(steps) if cuda.capturing is not None else steps()
+
+        return launch
+
+    stages = [("qkv", noisy(2.0)), ("tiny", cuda.work(0.001)), ("mlp", noisy(5.0))]
+    _, found = stage_times_by_prefix(stages, 0, replays=40, cuda=cuda)
+    assert found[1].value_ns is None and found[0].value_ns == pytest.approx(2.1e6, rel=0.05)
+    assert found[2].value_ns == pytest.approx(5.1e6, rel=0.05)
 
 
 def test_every_backend_names_only_what_it_has() -> None:

@@ -1,8 +1,6 @@
 """Kernel speed on one NVIDIA GPU: ratios to ceilings measured in the same run, never to a datasheet.
 
-Run as `python -m dieplace.experiments.kernel_speed [--out FILE] [--layers N]`. Each case is captured in a CUDA graph
-that walks over distinct operands, so that no weight is in the last-level cache when it is used again; samples are
-device event times of whole replays divided by the launches in them. Ratios need no clock of the host.
+Run as `python -m dieplace.experiments.kernel_speed [--out FILE] [--layers N]`. `timed_cases` says how times are taken.
 """
 
 from __future__ import annotations
@@ -10,59 +8,15 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import statistics
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dieplace.experiments.timed_cases import Speed, rows, timed
+
 GIB = 1 << 30
-
-
-@dataclass(frozen=True)
-class Speed:
-    """One timed case: bytes that must move for a launch, every sample in ns, and the rate of the median."""
-
-    name: str
-    bytes_per_launch: int
-    launches_per_replay: int
-    samples_ns: tuple[float, ...]
-
-    @property
-    def median_ns(self) -> float:
-        """Median time of one launch."""
-        return statistics.median(self.samples_ns)
-
-    @property
-    def gb_per_s(self) -> float:
-        """Bytes over median time."""
-        return self.bytes_per_launch / self.median_ns
-
-
-def timed(name: str, nbytes: int, launches: Sequence[Callable[[], object]], replays: int = 25) -> Speed:
-    """Capture `launches` in one graph, replay it, and keep every sample; the first replays warm up untimed."""
-    import torch
-
-    for launch in launches:
-        launch()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    for _ in range(3):
-        graph.replay()
-    samples = []
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        samples.append(start.elapsed_time(end) * 1e6 / len(launches))
-    return Speed(name, nbytes, len(launches), tuple(samples))
 
 
 def copy_speed(buffers: Sequence[Any]) -> Speed:
@@ -95,10 +49,10 @@ def gemv_speeds(buffers: Sequence[Any]) -> list[Speed]:
     out = torch.empty(1, dense[0].shape[0], device="cuda", dtype=torch.bfloat16)
     ours = [partial(gemv_bf16, {"x": x, "weight": w, "bias": None, "out": out}, {}) for w in dense]
     theirs = [partial(torch.mv, w, x[0], out=out[0]) for w in dense]
-    rows = 524288
-    blocks = [b.view(rows, width // 32, 16) for b in buffers]
-    scales = torch.randint(118, 126, (rows, width // 32), dtype=torch.uint8, device="cuda")
-    wide = torch.empty(1, rows, device="cuda", dtype=torch.bfloat16)
+    count = 524288
+    blocks = [b.view(count, width // 32, 16) for b in buffers]
+    scales = torch.randint(118, 126, (count, width // 32), dtype=torch.uint8, device="cuda")
+    wide = torch.empty(1, count, device="cuda", dtype=torch.bfloat16)
     packed = [
         partial(gemv_mxfp4, {"x": x, "blocks": b, "scales": scales, "bias": None, "out": wide}, {}) for b in blocks
     ]
@@ -109,12 +63,29 @@ def gemv_speeds(buffers: Sequence[Any]) -> list[Speed]:
     ]
 
 
-def report(speeds: Sequence[Speed], ceiling: Speed) -> list[dict[str, Any]]:
-    """Rows with the ratio of each case's rate to the ceiling's."""
+def with_floors(stages: Sequence[dict[str, Any]], ceiling: Speed) -> list[dict[str, Any]]:
+    """Each stage with the time that its bytes take at the ceiling; null where next to none move."""
+    rate = ceiling.gb_per_s
+    assert rate is not None
     return [
-        {**asdict(s), "median_ns": s.median_ns, "gb_per_s": s.gb_per_s, "of_ceiling": s.gb_per_s / ceiling.gb_per_s}
-        for s in speeds
+        {**one, "floor_ns": one["bytes"] / rate}
+        if one["bytes"]
+        else {**one, "floor_ns": None, "floor_ns_why": "activations only"}
+        for one in stages
     ]
+
+
+def result(speeds: Sequence[Speed], stages: Sequence[dict[str, Any]], facts: dict[str, Any]) -> dict[str, Any]:
+    """The run as JSON: every sample, and where the time of the layer goes."""
+    ceiling = max(speeds[:2], key=lambda s: s.gb_per_s or 0)
+    return {
+        "schema": "dieplace/kernel-speed/2",
+        "origin": "measured",
+        **facts,
+        "ceiling": ceiling.name,
+        "layer_stages": with_floors(stages, ceiling),
+        "cases": rows(speeds, ceiling),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -129,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.exit(3, "kernel_speed: it needs an NVIDIA GPU, a CUDA build of torch and Triton: see dieplace doctor\n")
     import triton
 
-    from dieplace.experiments.layer_speed import layer_speeds
+    from dieplace.experiments.layer_times import layer_speeds
 
     torch.manual_seed(1)
     buffers = [torch.randint(0, 256, (GIB,), dtype=torch.uint8, device="cuda") for _ in range(4)]
@@ -138,22 +109,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     speeds = [copy_speed(buffers), read_speed(buffers), *gemv_speeds(buffers)]
     del buffers
     torch.cuda.empty_cache()
-    ceiling = max(speeds[:2], key=lambda s: s.gb_per_s)
-    speeds += layer_speeds(options.layers)
-    rows = report(speeds, ceiling)
-    for row in rows:
-        rate = f"{row['gb_per_s']:>8.0f} GB/s {row['of_ceiling']:>6.2f}"
-        print(f"{row['name']:<32} {row['median_ns'] / 1e3:>10.2f} us {rate}", file=sys.stderr)
-    result = {
-        "schema": "dieplace/kernel-speed/1",
-        "origin": "measured",
-        "device": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0]},
-        "ceiling": ceiling.name,
-        "cases": rows,
-    }
+    cases, stages = layer_speeds(options.layers)
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0]}
+    found = result([*speeds, *cases], stages, {"device": torch.cuda.get_device_name(), "versions": versions})
+    for line in table(found):
+        print(line, file=sys.stderr)
     if options.out:
-        options.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+        options.out.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    """The cases and the stages in words."""
+    lines = []
+    for row in found["cases"]:
+        rate = "-" if row["gb_per_s"] is None else f"{row['gb_per_s']:>8.0f} GB/s {row['of_ceiling']:>6.2f}"
+        lines.append(f"{row['name']:<36} {row['median_ns'] / 1e3:>10.2f} us {rate}")
+    for one in found["layer_stages"]:
+        floor = "-" if one["floor_ns"] is None else f"{one['floor_ns'] / 1e3:.2f}"
+        times = f"alone {one['alone_ns'] / 1e3:.2f} us, in the layer {one['in_layer_ns'] / 1e3:.2f} us"
+        lines.append(f"{one['stage']:<12} floor {floor} us, {times}")
+    return lines
 
 
 if __name__ == "__main__":

@@ -1,17 +1,14 @@
-"""One gpt-oss-120b layer at batch 1: our Triton ops under a graph beside the same layer in plain torch ops.
+"""One gpt-oss-120b layer in our Triton ops: operands in the checkpoint's layouts, and the launches in order.
 
-The torch layer has its weights dequantised to bf16 beforehand and gathers the chosen experts, as a user without
-fused kernels would write it. Both walk over distinct layers, so that weights come from HBM.
+`triton_stages` makes one launch an op, for any number of tokens. `overlapped_stages` is the same layer of one token as
+fast as the ops go: small ops fused, and every launch started before the one in front of it has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-
-from dieplace.experiments.kernel_speed import Speed, timed
 
 HIDDEN, INNER, EXPERTS, CHOSEN = 2880, 2880, 128, 4
 Q_HEADS, KV_HEADS, HEAD = 64, 8, 64
@@ -78,8 +75,10 @@ def workspace(*, context: int = CONTEXT, tokens: int = 1, splits: int = SPLITS) 
         "lse": new(Q_HEADS, splits, dtype=torch.float32), "attn": new(Q_HEADS, HEAD),
         "attn_lse": new(Q_HEADS, dtype=torch.float32), "logits": new(EXPERTS, dtype=torch.float32),
         "ids": new(CHOSEN, dtype=torch.int32), "share": new(CHOSEN, dtype=torch.float32),
-        "bad": torch.empty(1, dtype=torch.int32, device="cuda"), "act": new(CHOSEN, INNER), "r2": new(HIDDEN),
-        "y": new(HIDDEN),
+        "bad": torch.empty(1, dtype=torch.int32, device="cuda"),
+        "arrived": torch.zeros(1, dtype=torch.int32, device="cuda"),
+        "arrived_heads": torch.zeros(KV_HEADS, dtype=torch.int32, device="cuda"),
+        "act": new(CHOSEN, INNER), "r2": new(HIDDEN), "y": new(HIDDEN),
     }  # fmt: skip
 
 
@@ -91,9 +90,6 @@ def triton_stages(layer: Layer, w: dict[str, Any]) -> list[tuple[str, Callable[[
     q, cache = {"q_heads": Q_HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD}, {"k_cache": t["k"], "v_cache": t["v"]}
     flat = {name: tensor.view(-1, KV_HEADS, HEAD) for name, tensor in cache.items()}
     norm_attrs = {"eps": EPS, "order": "before_cast"}
-    mx = lambda x, name, out: {  # noqa: E731
-        "x": x, "blocks": t[f"{name}_b"], "scales": t[f"{name}_s"], "bias": t[f"{name}_bias"], "out": out
-    }  # fmt: skip
     attn_attrs = {"scale": HEAD**-0.5, "window": 0, "splits": w["partial"].shape[2]}
     split = {"q": w["q"], **cache, "page_table": w["table"], "lengths": w["length"], "partial": w["partial"]}
     rope_operands = {
@@ -109,17 +105,17 @@ def triton_stages(layer: Layer, w: dict[str, Any]) -> list[tuple[str, Callable[[
     }
     top = {"logits": w["logits"], "ids": w["ids"], "weights": w["share"], "nonfinite": w["bad"]}
     logits = {"x": w["h"], "weight": t["router"], "bias": t["router_bias"], "out": w["logits"]}
-    up = {**mx(w["h"], "up", w["act"]), "ids": w["ids"]}
-    down = {**mx(w["act"], "down", w["y"]), "ids": w["ids"], "weights": w["share"]}
+    up = {**_mx(t, "up", w["h"], w["act"]), "ids": w["ids"]}
+    down = {**_mx(t, "down", w["act"], w["y"]), "ids": w["ids"], "weights": w["share"]}
     first = {"x": t["x"], "residual": t["x"], "weight": t["norm1"], "out": w["h"], "residual_out": w["r"]}
     second = {"x": w["o"], "residual": w["r"], "weight": t["norm2"], "out": w["h"], "residual_out": w["r2"]}
     return [
         ("norm", lambda: norm.rmsnorm(first, norm_attrs)),
-        ("qkv", lambda: gemv.gemv_mxfp4(mx(w["h"], "qkv", w["qkv"]), {})),
+        ("qkv", lambda: gemv.gemv_mxfp4(_mx(t, "qkv", w["h"], w["qkv"]), {})),
         ("rope", lambda: rope.rope_kv_append(rope_operands, q)),
         ("attention", lambda: attention.attention_split({**split, "partial_lse": w["lse"]}, attn_attrs)),
         ("merge", lambda: attention.attention_merge(merge, {})),
-        ("o_proj", lambda: gemv.gemv_mxfp4(mx(w["attn"].flatten(1), "o", w["o"]), {})),
+        ("o_proj", lambda: gemv.gemv_mxfp4(_mx(t, "o", w["attn"].flatten(1), w["o"]), {})),
         ("norm2", lambda: norm.rmsnorm(second, norm_attrs)),
         ("router", lambda: gemv.gemv_bf16(logits, {})),
         ("topk", lambda: router.router_topk(top, {})),
@@ -128,98 +124,51 @@ def triton_stages(layer: Layer, w: dict[str, Any]) -> list[tuple[str, Callable[[
     ]
 
 
-def dequantised(layer: Layer) -> dict[str, Any]:
-    """The layer's weights as dense bf16 matrices."""
-    import torch
-
-    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device="cuda")
-    values = torch.cat([values, -values])
-
-    def dense(name: str) -> Any:
-        blocks, scales = layer.t[f"{name}_b"], layer.t[f"{name}_s"]
-        out = torch.empty((*blocks.shape[:-1], 32), dtype=torch.bfloat16, device="cuda")
-        scale = torch.exp2(scales.float() - 127)[..., None]
-        out[..., 0::2] = values[(blocks & 15).int()] * scale
-        out[..., 1::2] = values[(blocks >> 4).int()] * scale
-        return out.flatten(-2)
-
-    return {name: dense(name) for name in ("qkv", "o")}
-
-
-def dequantised_experts(layer: Layer, into: dict[str, Any]) -> dict[str, Any]:
-    """Add the experts' dense matrices, one expert at a time to bound the peak."""
-    import torch
-
-    for name, rows, width in (("up", 2 * INNER, HIDDEN), ("down", HIDDEN, INNER)):
-        out = torch.empty((EXPERTS, rows, width), dtype=torch.bfloat16, device="cuda")
-        for e in range(EXPERTS):
-            one = Layer({"qkv_b": layer.t[f"{name}_b"][e], "qkv_s": layer.t[f"{name}_s"][e], "o_b": layer.t["o_b"][:1],
-                         "o_s": layer.t["o_s"][:1]})  # fmt: skip
-            out[e] = dequantised(one)["qkv"]
-        into[name] = out
-    return into
-
-
-def torch_layer(layer: Layer, m: dict[str, Any], w: dict[str, Any]) -> Any:
-    """The same layer in plain torch ops; every step is one that a graph can capture."""
-    import torch
-    from torch.nn import functional as F
+def overlapped_stages(layer: Layer, w: dict[str, Any]) -> list[tuple[str, Callable[[], None]]]:
+    """The same layer for one token in seven launches, each of which asks for its weights while the last one ends."""
+    from dieplace.kernels.triton import experts, gemv, norm, rope_attention, router
 
     t = layer.t
-    h = (F.rms_norm((t["x"] + t["x"]).float(), (HIDDEN,), eps=EPS) * t["norm1"]).bfloat16()
-    r = t["x"] + t["x"]
-    qkv = F.linear(h, m["qkv"], t["qkv_bias"]).view(-1, HEAD)
-    cos, sin = w["cos"][CONTEXT - 1], w["sin"][CONTEXT - 1]
-    a, b = qkv[: Q_HEADS + KV_HEADS].float().chunk(2, -1)
-    turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).bfloat16()
-    t["k"][0, CONTEXT - 1].copy_(turned[Q_HEADS:])
-    t["v"][0, CONTEXT - 1].copy_(qkv[Q_HEADS + KV_HEADS :])
-    q = turned[:Q_HEADS].view(KV_HEADS, -1, HEAD)
-    score = torch.matmul(q, t["k"][0].permute(1, 2, 0)).float() * HEAD**-0.5
-    score = torch.cat([score, t["sinks"].float().view(KV_HEADS, -1, 1)], -1)
-    p = score.softmax(-1)[..., :-1].bfloat16()
-    attn = torch.matmul(p, t["v"][0].transpose(0, 1)).reshape(1, -1)
-    r = r + F.linear(attn, m["o"], t["o_bias"])
-    h = (F.rms_norm(r.float(), (HIDDEN,), eps=EPS) * t["norm2"]).bfloat16()
-    logits = F.linear(h, t["router"], t["router_bias"])
-    value, ids = logits.topk(CHOSEN)
-    share = value.softmax(-1)
-    gu = torch.einsum("ehk,k->eh", m["up"][ids[0]], h[0]) + t["up_bias"][ids[0]]
-    gate, up = gu[:, ::2].clamp(max=7.0), gu[:, 1::2].clamp(-7.0, 7.0)
-    act = (up + 1) * gate * torch.sigmoid(1.702 * gate)
-    down = torch.einsum("ehk,ek->eh", m["down"][ids[0]], act) + t["down_bias"][ids[0]]
-    return r + share @ down
-
-
-def layer_speeds(count: int) -> list[Speed]:
-    """Whole layer and each stage by our ops over `count` layers, then the torch layer over as many as fit."""
-    layers = [make_layer(seed) for seed in range(count)]
-    w = workspace()
-    stages = [triton_stages(layer, w) for layer in layers]
-    nbytes = layers[0].read_bytes
-    whole = timed("layer, Triton ops", nbytes, [_all([f for _, f in one]) for one in stages])
-    parts = [
-        timed(f"stage {stages[0][i][0]}", _stage_bytes(layers[0], stages[0][i][0]), [one[i][1] for one in stages])
-        for i in range(len(stages[0]))
+    first = {"x": t["x"], "residual": t["x"], "weight": t["norm1"], "out": w["h"], "residual_out": w["r"]}
+    attend = {
+        **{name: w[name] for name in ("qkv", "cos", "sin", "partial")}, "positions": w["position"],
+        "slots": w["position"], "page_table": w["table"], "lengths": w["length"], "sinks": t["sinks"],
+        "q_out": w["q"], "k_cache": t["k"], "v_cache": t["v"], "partial_lse": w["lse"],
+        "arrived": w["arrived_heads"], "out": w["attn"], "lse": w["attn_lse"],
+    }  # fmt: skip
+    attend_attrs = {
+        "q_heads": Q_HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD, "scale": HEAD**-0.5, "window": 0,
+        "splits": w["partial"].shape[2],
+    }  # fmt: skip
+    route = {
+        "x": w["o"], "residual": w["r"], "norm": t["norm2"], "router": t["router"], "bias": t["router_bias"],
+        "normed": w["h"], "residual_out": w["r2"], "logits": w["logits"], "ids": w["ids"], "weights": w["share"],
+        "nonfinite": w["bad"], "arrived": w["arrived"],
+    }  # fmt: skip
+    qkv, o, up, down = (_mx(t, *names) for names in (
+        ("qkv", w["h"], w["qkv"]), ("o", w["attn"].flatten(1), w["o"]), ("up", w["h"], w["act"]),
+        ("down", w["act"], w["y"]),
+    ))  # fmt: skip
+    chosen = {"ids": w["ids"]}
+    order = {"eps": EPS, "order": "before_cast"}
+    return [
+        ("norm", lambda: norm.rmsnorm(first, order, overlap=True)),
+        ("qkv", lambda: gemv.gemv_mxfp4(qkv, {}, overlap=True)),
+        ("attention", lambda: rope_attention.rope_attention(attend, attend_attrs, overlap=True)),
+        ("o_proj", lambda: gemv.gemv_mxfp4(o, {}, overlap=True)),
+        ("router", lambda: router.norm_router(route, order, overlap=True)),
+        ("gate_up", lambda: experts.expert_gate_up({**up, **chosen}, {}, overlap=True)),
+        ("down", lambda: experts.expert_down({**down, **chosen, "weights": w["share"]}, {}, overlap=True)),
     ]
-    few = layers[: min(count, 4)]
-    matrices = [dequantised_experts(layer, dequantised(layer)) for layer in few]
-    plain = timed("layer, torch ops", nbytes, [
-        partial(torch_layer, layer, m, w) for layer, m in zip(few, matrices, strict=True)
-    ])  # fmt: skip
-    return [whole, plain, *parts]
 
 
-def _stage_bytes(layer: Layer, stage: str) -> int:
+def _mx(t: dict[str, Any], name: str, x: Any, out: Any) -> dict[str, Any]:
+    return {"x": x, "blocks": t[f"{name}_b"], "scales": t[f"{name}_s"], "bias": t[f"{name}_bias"], "out": out}
+
+
+def stage_bytes(layer: Layer, stage: str) -> int:
+    """Bytes of weights and cache that a stage reads for one token; 0 where only activations move."""
     t, share = layer.t, CHOSEN / EXPERTS
     named = {"qkv": ("qkv_b", "qkv_s"), "o_proj": ("o_b", "o_s"), "router": ("router",), "attention": ("k", "v")}
     chosen = {"gate_up": ("up_b", "up_s"), "down": ("down_b", "down_s")}
     return sum(t[n].nbytes for n in named.get(stage, ())) + int(sum(t[n].nbytes for n in chosen.get(stage, ())) * share)
-
-
-def _all(functions: list[Callable[[], None]]) -> Callable[[], None]:
-    def run() -> None:
-        for function in functions:
-            function()
-
-    return run

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from dieplace.kernels.triton.launch import on_device_of, triton_op
 from dieplace.kernels.triton.numbers import dot_bf16, dot_fp32_bf16, narrow, widen
+from dieplace.kernels.triton.overlap import let_next_start, overlap_options, wait_for_previous
 
 Operands = Mapping[str, torch.Tensor | None]
 
@@ -19,8 +20,10 @@ Operands = Mapping[str, torch.Tensor | None]
 def _attention_split(
     q, k_cache, v_cache, page_table, lengths, partial, partial_lse, scale, PAGE, HKV: tl.constexpr,
     G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr, BK: tl.constexpr,
+    SPLITS: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(OVERLAP)
+    wait_for_previous(OVERLAP)
     token, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     end = tl.load(lengths + token)
     begin = 0
@@ -67,8 +70,10 @@ def _attention_split(
 @triton.jit
 def _attention_merge(
     partial, partial_lse, sinks, out, lse_out, HQ: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr,
-    D: tl.constexpr, BD: tl.constexpr, HAS_SINK: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, HAS_SINK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(OVERLAP)
+    wait_for_previous(OVERLAP)
     token, head = tl.program_id(0), tl.program_id(1)
     row = token * HQ + head
     split, dim = tl.arange(0, SP), tl.arange(0, BD)
@@ -94,7 +99,7 @@ def _attention_merge(
 
 
 @triton_op
-def attention_split(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
+def attention_split(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None, overlap: bool = False) -> None:
     """partial(T,HQ,SPLITS,D) and natural-log partial_lse of each split of the context; an empty split is (0, -inf)."""
     names = ("q", "k_cache", "v_cache", "page_table", "lengths", "partial", "partial_lse")
     q, k_cache, v_cache, page_table, lengths, partial, partial_lse = (operands[name] for name in names)
@@ -107,12 +112,12 @@ def attention_split(operands: Operands, attrs: Mapping[str, Any], *, stream: Any
             q, k_cache, v_cache, page_table, lengths, partial, partial_lse, float(attrs["scale"]), page,
             HKV=kv_heads, G=group, GP=max(16, triton.next_power_of_2(group)), D=size,
             BD=max(16, triton.next_power_of_2(size)), WINDOW=attrs["window"], SPLITS=attrs["splits"], BK=32,
-            num_warps=4,
+            num_warps=4, **overlap_options(overlap),
         )  # fmt: skip
 
 
 @triton_op
-def attention_merge(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
+def attention_merge(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None, overlap: bool = False) -> None:
     """out(T,HQ,D) and lse(T,HQ) from the splits, with the sink counted once; all empty gives 0 and -inf."""
     partial, partial_lse, sinks = operands["partial"], operands["partial_lse"], operands.get("sinks")
     out, lse = operands["out"], operands["lse"]
@@ -122,5 +127,5 @@ def attention_merge(operands: Operands, attrs: Mapping[str, Any], *, stream: Any
         _attention_merge[(tokens, q_heads)](
             partial, partial_lse, partial_lse if sinks is None else sinks, out, lse, HQ=q_heads, SPLITS=splits,
             SP=triton.next_power_of_2(splits), D=size, BD=triton.next_power_of_2(size), HAS_SINK=sinks is not None,
-            num_warps=1,
+            num_warps=1, **overlap_options(overlap),
         )  # fmt: skip

@@ -9,12 +9,15 @@ import torch
 import triton
 import triton.language as tl
 
+from dieplace.kernels.triton import mx_launch
 from dieplace.kernels.triton.gemv import INTERPRETED_ROWS
 from dieplace.kernels.triton.launch import INTERPRETED, nibble_decode, on_device_of, tokens_of, triton_op
 from dieplace.kernels.triton.nibbles import rows_dot
 from dieplace.kernels.triton.numbers import narrow, widen
+from dieplace.kernels.triton.overlap import let_next_start, overlap_options, wait_for_previous
 
 Operands = Mapping[str, torch.Tensor | None]
+_MOST_WARPS = 8  # experts a token that `mx_launch.down` gives a warp each
 
 
 @triton.jit
@@ -39,8 +42,10 @@ def _expert_gate_up(
     x, ids, blocks, scales, bias, out, alpha, limit, words_in_row, H: tl.constexpr, INNER: tl.constexpr,
     T: tl.constexpr,
     TP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, SP: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
-    DECODE: tl.constexpr,
+    DECODE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
     slot = tl.program_id(1)
     expert = tl.load(ids + slot)
     if _first_slot(ids, slot, expert, T * K, SP):
@@ -68,8 +73,10 @@ def _expert_gate_up(
 def _expert_down(
     x, ids, weights, blocks, scales, bias, out, words_in_row, H: tl.constexpr, INNER: tl.constexpr, T: tl.constexpr,
     TP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, SP: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
-    HAS_BIAS: tl.constexpr, DECODE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, DECODE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(OVERLAP)
+    wait_for_previous(OVERLAP)
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     row_ok = rows < H
     token = tl.arange(0, TP)
@@ -127,33 +134,42 @@ def _tile(rows: int, tokens_padded: int) -> dict[str, int]:
 
 
 @triton_op
-def expert_gate_up(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
+def expert_gate_up(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None, overlap: bool = False) -> None:
     """out(T,k,I) = (up + 1) * gate * sigmoid(alpha * gate) of each token's chosen experts, clamped at `limit`."""
     names = ("x", "ids", "blocks", "scales", "bias", "out")
     x, ids, blocks, scales, bias, out = (operands[name] for name in names)
     assert x is not None and ids is not None and blocks is not None and out is not None
+    assert scales is not None and bias is not None
     (tokens, padded), chosen, inner = tokens_of(x), ids.shape[1], out.shape[2]
+    alpha, limit = float(attrs.get("alpha", 1.702)), float(attrs.get("limit", 7.0))
     tile = _tile(4, padded)
     with on_device_of(x, stream):
+        if mx_launch.fits(x, scales):
+            mx_launch.gate_up(x, ids, blocks, scales, bias, out, alpha, limit, overlap)
+            return
         _expert_gate_up[(triton.cdiv(2 * inner, tile["BN"]), tokens * chosen)](
-            x, ids, blocks.view(torch.int32), scales, bias, out, float(attrs.get("alpha", 1.702)),
-            float(attrs.get("limit", 7.0)), x.shape[1] // 8, H=x.shape[1], INNER=inner, T=tokens, TP=padded, K=chosen,
-            KP=triton.next_power_of_2(chosen), SP=triton.next_power_of_2(tokens * chosen), DECODE=nibble_decode(),
-            **tile,
+            x, ids, blocks.view(torch.int32), scales, bias, out, alpha, limit, x.shape[1] // 8, H=x.shape[1],
+            INNER=inner, T=tokens, TP=padded, K=chosen, KP=triton.next_power_of_2(chosen),
+            SP=triton.next_power_of_2(tokens * chosen), DECODE=nibble_decode(), **tile, **overlap_options(overlap),
         )  # fmt: skip
 
 
 @triton_op
-def expert_down(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
+def expert_down(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None, overlap: bool = False) -> None:
     """out(T,H) = sum over the chosen of weight * (W_expert @ x + bias), in fp32 with one rounding."""
     x, ids, weights, blocks, scales = (operands[name] for name in ("x", "ids", "weights", "blocks", "scales"))
     bias, out = operands.get("bias"), operands["out"]
     assert x is not None and ids is not None and blocks is not None and out is not None
     (tokens, padded), chosen, inner = tokens_of(x), ids.shape[1], x.shape[2]
+    assert weights is not None and scales is not None
     tile = _tile(1, padded) | ({} if INTERPRETED else {"BN": 1})
     with on_device_of(x, stream):
+        if mx_launch.fits(x, scales) and chosen <= _MOST_WARPS:
+            mx_launch.down(x, ids, weights, blocks, scales, bias, out, overlap)
+            return
         _expert_down[(triton.cdiv(out.shape[1], tile["BN"]),)](
             x, ids, weights, blocks.view(torch.int32), scales, out if bias is None else bias, out, inner // 8,
             H=out.shape[1], INNER=inner, T=tokens, TP=padded, K=chosen, KP=triton.next_power_of_2(chosen),
             SP=triton.next_power_of_2(tokens * chosen), HAS_BIAS=bias is not None, DECODE=nibble_decode(), **tile,
+            **overlap_options(overlap),
         )  # fmt: skip

@@ -9,9 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
+from dieplace.kernels.triton import mx_launch
 from dieplace.kernels.triton.launch import INTERPRETED, nibble_decode, on_device_of, tokens_of, triton_op
 from dieplace.kernels.triton.nibbles import rows_dot
 from dieplace.kernels.triton.numbers import narrow, widen
+from dieplace.kernels.triton.overlap import let_next_start, overlap_options, wait_for_previous
 
 # The interpreter runs programs one after the other: few large ones.
 INTERPRETED_ROWS = 64
@@ -59,8 +61,10 @@ def _store_rows(out, bias, result, rows, row_ok, N, T: tl.constexpr, TP: tl.cons
 @triton.jit
 def _gemv_bf16(
     x, weight, bias, out, N, K: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BK: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(OVERLAP)
+    wait_for_previous(OVERLAP)
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     result = dense_rows_dot(weight, x, K, rows, rows < N, K, T, TP, BN, BK)
     _store_rows(out, bias, result, rows, rows < N, N, T, TP, HAS_BIAS)
@@ -69,8 +73,10 @@ def _gemv_bf16(
 @triton.jit(do_not_specialize=["words_in_row"])
 def _gemv_mxfp4(
     x, blocks, scales, bias, out, N, words_in_row, K: tl.constexpr, T: tl.constexpr, TP: tl.constexpr, BN: tl.constexpr,
-    BW: tl.constexpr, HAS_BIAS: tl.constexpr, DECODE: tl.constexpr,
+    BW: tl.constexpr, HAS_BIAS: tl.constexpr, DECODE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(OVERLAP)
+    wait_for_previous(OVERLAP)
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     at = rows.to(tl.int64)
     result = rows_dot(blocks, scales, x, K, at, rows < N, words_in_row, K, T, TP, BN, BW, DECODE)
@@ -105,7 +111,7 @@ def mxfp4_tile(rows: int, tokens_padded: int) -> dict[str, int]:
 
 
 @triton_op
-def gemv_bf16(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
+def gemv_bf16(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None, overlap: bool = False) -> None:
     """out(T,N) = x(T,K) @ weight(N,K).T + bias; fp32 accumulation, one rounding."""
     x, weight, bias, out = (operands.get(name) for name in ("x", "weight", "bias", "out"))
     assert x is not None and weight is not None and out is not None
@@ -114,21 +120,25 @@ def gemv_bf16(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = Non
     with on_device_of(x, stream):
         _gemv_bf16[(triton.cdiv(rows, tile["BN"]),)](
             x, weight, out if bias is None else bias, out, rows, K=width, T=tokens, TP=padded,
-            HAS_BIAS=bias is not None, **tile,
+            HAS_BIAS=bias is not None, **tile, **overlap_options(overlap),
         )  # fmt: skip
 
 
 @triton_op
-def gemv_mxfp4(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
+def gemv_mxfp4(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None, overlap: bool = False) -> None:
     """out(T,N) = x(T,K) @ dequantised(blocks, scales).T + bias; scale byte 0 is 2^-127, 255 is NaN."""
     x, blocks, scales, bias, out = (operands.get(name) for name in ("x", "blocks", "scales", "bias", "out"))
     assert x is not None and blocks is not None and scales is not None and out is not None
     (tokens, padded), rows, width = tokens_of(x), blocks.shape[0], blocks.shape[1] * 32
     tile = mxfp4_tile(rows, padded)
     with on_device_of(x, stream):
+        if mx_launch.fits(x, scales):
+            mx_launch.gemv(x, blocks, scales, bias, out, overlap)
+            return
         _gemv_mxfp4[(triton.cdiv(rows, tile["BN"]),)](
             x, blocks.view(torch.int32), scales, out if bias is None else bias, out, rows, width // 8, K=width,
             T=tokens, TP=padded, HAS_BIAS=bias is not None, DECODE=nibble_decode(), **tile,
+            **overlap_options(overlap),
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from dieplace.kernels.triton.launch import on_device_of, triton_op
 from dieplace.kernels.triton.numbers import narrow, widen
+from dieplace.kernels.triton.overlap import let_next_start, overlap_options, wait_for_previous
 
 Operands = Mapping[str, torch.Tensor | None]
 
@@ -18,8 +19,10 @@ Operands = Mapping[str, torch.Tensor | None]
 @triton.jit
 def _rope_kv_append(
     qkv, cos, sin, positions, slots, q_out, k_cache, v_cache, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    D: tl.constexpr, BD: tl.constexpr, HALF: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, HALF: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(OVERLAP)
+    wait_for_previous(OVERLAP)
     token, head = tl.program_id(0), tl.program_id(1)
     lane = tl.arange(0, BD)
     inside = lane < D
@@ -49,7 +52,7 @@ def _rope_kv_append(
 
 
 @triton_op
-def rope_kv_append(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None) -> None:
+def rope_kv_append(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = None, overlap: bool = False) -> None:
     """Rotate the heads of qkv by the fp32 cos/sin tables; q to q_out, k and v to flat cache slots (-1 skipped)."""
     names = ("qkv", "cos", "sin", "positions", "slots", "q_out", "k_cache", "v_cache")
     qkv, cos, sin, positions, slots, q_out, k_cache, v_cache = (operands[name] for name in names)
@@ -59,5 +62,5 @@ def rope_kv_append(operands: Operands, attrs: Mapping[str, Any], *, stream: Any 
         _rope_kv_append[(qkv.shape[0], heads)](
             qkv, cos, sin, positions, slots, q_out, k_cache, v_cache, Q_HEADS=attrs["q_heads"],
             KV_HEADS=attrs["kv_heads"], D=attrs["head_dim"], BD=triton.next_power_of_2(attrs["head_dim"]),
-            HALF=cos.shape[1], num_warps=1,
+            HALF=cos.shape[1], num_warps=1, **overlap_options(overlap),
         )  # fmt: skip

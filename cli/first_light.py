@@ -90,8 +90,20 @@ def run_first_light(
 
     render.say(ctx, f"bundle: {folder}")
     with render.progress(ctx, NAME, command.steps(host, found)) as step, _ended_like_ctrl_c():
-        bundle = command.first_light(host, folder, permission, found=found, skip=skip, step=step, detail=detail)
+        try:
+            bundle = command.first_light(host, folder, permission, found=found, skip=skip, step=step, detail=detail)
+        except KeyboardInterrupt:
+            _tell_where_it_stands(folder)
+            raise
     answer(ctx, bundle, "bench-run/1")
+
+
+def _tell_where_it_stands(folder: Path) -> None:
+    from dieplace.experiments.first_light_bundle import is_bundle, load
+    from dieplace.experiments.first_light_report import head_lines
+
+    for line in head_lines(load(folder)) if is_bundle(folder) else ():
+        render.note(line)
 
 
 @contextmanager

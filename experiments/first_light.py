@@ -7,6 +7,7 @@ on disk is complete at every moment up to then. A kill leaves the journal of the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,13 +109,16 @@ def _plan_lines(host: Host, facts: NodeFacts, visits: Sequence[Visit], permissio
 
     assert host.control is not None
     way = " -> ".join([" and ".join(dict.fromkeys(str(c.mode) for c in facts.cards)), *map(str, visits)])
-    first = modes.plan_visit(host.control, visits[0], facts, permission)
+    try:
+        first = lines(modes.plan_visit(host.control, visits[0], facts, permission))
+    except DieplaceError as error:  # it will be told as refused, and all that needs no switch is asked
+        first = [f"It cannot be planned: {error}"]
     return [
         f"First light goes through {way}, and back to the first.",
         "In each it records the node and asks its questions; a card is set to another compute mode for a moment, and",
         "compute_partition_mem_alloc_mode of one card is set to ALL and back.",
         "Its first switch:",
-        *lines(first),
+        *first,
     ]
 
 
@@ -184,6 +188,8 @@ def _go_through(drive: Drive, found: Preflight) -> None:
     machine = drive.look(None)
     where = drive.bundle.start
     if host.control is not None:
+        left = markers.put_files_back(found.marker, host.sysfs) if drive.permission.modes else ()
+        drive.bundle.notes += tuple(left)
         drive.marker = markers.marker_of(drive.observations[0].facts, running=True)
         why = markers.write(host.control, drive.marker)
         drive.bundle.notes += (f"no marker was left for the next first light: {why}",) if why else ()
@@ -197,13 +203,13 @@ def _go_through(drive: Drive, found: Preflight) -> None:
     if found.why_no_switch is not None and not found.switches:
         return
     for visit in found.visits:
-        if _enter(drive, visit):
+        if drive.stop:
+            drive.bundle.refused[str(visit)] = "not tried, because the switch before it ended unverified"
+        elif _enter(drive, visit):
             machine = drive.look(visit)
             if not peer_done and visit.alone is None:
                 peer_done = _with_peer(drive, machine, str(visit))
                 drive.look(visit)  # again: asking has moved a card's nodes, and what comes is compared with now
-        elif drive.stop:
-            return
 
 
 def _enter(drive: Drive, visit: Visit) -> bool:
@@ -212,9 +218,9 @@ def _enter(drive: Drive, visit: Visit) -> bool:
     assert control is not None
     drive.begin(f"switching to {visit}")
     start = drive.observations[0].facts
-    while_away = getattr(drive.host, "init_while_away", None)
+    away = drive.host.init_while_away
     try:
-        drive.switches.append(modes.enter(control, visit, start, drive.permission, drive.detail, while_away))
+        drive.switches.append(modes.enter(control, visit, start, drive.permission, drive.detail, away))
     except ApplyFailed as error:
         drive.bundle.refused[str(visit)] = str(error)
         drive.stop = error.facts.get("outcome") not in ("rolled-back", "unchanged", "stale")
@@ -362,7 +368,11 @@ def own_folder() -> Iterator[Path]:
 
 def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
     """The runs of a first light without any change of modes; the command gives the bundle and asks for more."""
+    from dieplace.binding.ranks import torchrun
+
     refuse_arms("first-light", options)
+    if torchrun(os.environ) is not None:
+        raise UsageError("first-light asks a whole node, so one process runs it", hint="start it without torchrun")
     why = cannot(backend)
     if why is not None:
         raise Unsupported(f"first-light cannot run on the {backend} backend: {why}")

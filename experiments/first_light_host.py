@@ -53,6 +53,7 @@ class Host(Protocol):
     def kfd_user(self) -> AbstractContextManager[int]: ...
     def read_as_stranger(self, path: str) -> tuple[str, str]: ...
     def library(self, op: str) -> Mapping[str, Any]: ...
+    def init_while_away(self) -> Mapping[str, Any]: ...
 
 
 def host_for(backend: str, *, node: str | None = None, rocm_path: str | None = None) -> Host:
@@ -226,6 +227,10 @@ class NvidiaHost:
     def library(self, op: str) -> Mapping[str, Any]:
         """There is none."""
         raise NotAsked(self.why_no_modes)
+
+    def init_while_away(self) -> Mapping[str, Any]:
+        """There is none."""
+        return {"not_asked": self.why_no_modes}
 
 
 def versions() -> dict[str, str | None]:

@@ -7,19 +7,21 @@ reads the marker of the last one. It also tells of a first light that was killed
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
 from dieplace.errors import DieplaceError
 from dieplace.experiments.first_light_questions import Answer, NotAsked, answered, without
 from dieplace.partition.control import Control
 from dieplace.partition.facts import NodeFacts
 from dieplace.partition.journal import Journal
+from dieplace.sysfs import Sysfs, errno_name
 
 SCHEMA = "dieplace/first-light-marker/1"
 NAME = "first-light.json"
+_PUT_BACK = re.compile(r"/sys/bus/pci/devices/[0-9a-f:.]+/compute_partition_mem_alloc_mode")
 QUESTION = "nps2-after-reboot"
 HOW_TO = (
     "put the node into DPX/NPS2 (dieplace partition set DPX/NPS2), run first light, reboot or cut the power, and run"
@@ -84,10 +86,27 @@ def left_behind(marker: Marker | None, facts: NodeFacts) -> str | None:
     if marker is None or not marker.running or marker.boot_id != facts.boot_id or alive(marker.pid):
         return None
     found = {card.bdf: str(card.mode) for card in facts.cards}
-    if found == dict(marker.modes) and not marker.put_back:
+    if found == dict(marker.modes):
         return None
     was = ", ".join(dict.fromkeys(marker.modes.values()))
     return f"a first light that began {marker.written} in {was} was killed before it had led the node back"
+
+
+def put_files_back(marker: Marker | None, sysfs: Sysfs | None) -> tuple[str, ...]:
+    """Files that a first light changed and was killed before it had put them back: put back now, and told."""
+    if marker is None or sysfs is None or alive(marker.pid):
+        return ()
+    told = []
+    for path, text in marker.put_back.items():
+        now_in = sysfs.read_or_none(path)
+        if now_in is None or now_in == text or not _PUT_BACK.fullmatch(path):
+            continue
+        try:
+            sysfs.write(path, text)
+            told.append(f"{path} was left at {now_in} by a first light that was killed; it is {text} again")
+        except OSError as error:
+            told.append(f"{path} was left at {now_in} and cannot be put back to {text}: {errno_name(error.errno)}")
+    return tuple(told)
 
 
 def alive(pid: int) -> bool:
@@ -124,8 +143,3 @@ def after_reboot(marker: Marker | None, facts: NodeFacts, journal: Journal | Non
 def now() -> str:
     """UTC, as journals write it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def facts_of(marker: Marker) -> dict[str, Any]:
-    """Plain data for a bundle: what the marker says, without a path of this host."""
-    return {"written": marker.written, "modes": dict(marker.modes), "running": marker.running}

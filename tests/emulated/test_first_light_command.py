@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -158,6 +159,32 @@ def test_a_signal_leads_back_and_leaves_a_bundle(node: Node, number: signal.Sign
     assert truth(node).is_in("SPX/NPS1")
     bundle = bundles.load("b")
     assert bundle.state == "interrupted" and bundle.restored is True and "node-order" in bundle.missing
+
+
+def test_ctrl_c_while_a_child_asks_ends_both_and_leads_back(node: Node) -> None:
+    """The terminal sends it to the whole group."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "dieplace.cli", *words(node, "bench", "run", "first-light", *SKIP, *GO)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in iter(process.stderr.readline, ""):
+        if "asking poll-reliability" in line:
+            break
+    os.killpg(process.pid, signal.SIGINT)
+    rest = process.stderr.read()
+    assert process.wait(60) == 130 and "Missing: " in rest and "is back in the mode it was found in" in rest, rest
+    assert truth(node).is_in("SPX/NPS1") and not _alive(process.pid)
+    bundle = bundles.load("b")
+    assert bundle.state == "interrupted" and bundle.answers["peer-access"].word == "yes"
+
+
+def _alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_it_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,37 @@ def test_nps2_over_a_reboot(place: Path, style: str, word: str) -> None:
     node.reboot()
     second = go(host_on(node, clock), place, permission=Permission())
     assert second.answers["nps2-after-reboot"].word == word
+
+
+def test_a_file_that_a_killed_first_light_left_is_put_back(place: Path) -> None:
+    node, clock = node_in(place, "DPX/NPS2")
+    host = host_on(node, clock)
+    assert host.control is not None
+    path = f"/sys/bus/pci/devices/{node.bdfs()[0]}/compute_partition_mem_alloc_mode"
+    node.fire("write_alloc_mode", node.bdfs()[0], "ALL")
+    marker = markers.marker_of(host.control.read(), running=True, put_back={path: "CAPPING", "/etc/passwd": "x"})
+    markers.write(host.control, markers.Marker(**{**vars(marker), "pid": 2**22 + 1}))
+    bundle = go(host, place)
+    node.refresh()
+    assert node.state.cards[0].alloc_mode == "CAPPING" and truth(node).is_in("DPX/NPS2")
+    assert any("was left at ALL" in note for note in bundle.notes)
+    assert not any("passwd" in note for note in bundle.notes)
+    left = markers.read(host.control)
+    assert left is not None and left.put_back == {} and not left.running
+
+
+def test_a_driver_that_cannot_be_reloaded_costs_the_modes_only(place: Path) -> None:
+    node, clock = node_in(place)
+    host = host_on(node, clock)
+    assert host.control is not None
+    real = host.control.read
+    why = "amdgpu is built into this kernel"
+    host.control.read = lambda **more: replace(real(**more), reload_why_not=why)  # type: ignore[method-assign]
+    found = preflight(host, ALLOWED)
+    assert any(why in line for line in found.lines)
+    bundle = go(host, place, found=found)
+    assert set(bundle.refused) == set(STATES[1:]) and all(why in said for said in bundle.refused.values())
+    assert bundle.answers["kfd-counters"].word == "readable" and truth(node).is_in("SPX/NPS1")
 
 
 def test_a_virtual_user_sees_and_changes_nothing(place: Path) -> None:

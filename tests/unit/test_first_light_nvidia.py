@@ -11,12 +11,14 @@ import pytest
 from first_light_hosts import NO_EXPERIMENTS, Here
 
 from dieplace.backends.replayed import ReplayedBackend
-from dieplace.experiments.first_light import first_light
+from dieplace.errors import UsageError
+from dieplace.experiments.first_light import EXPERIMENT, first_light
 from dieplace.experiments.first_light_catalogue import QUESTIONS
 from dieplace.experiments.first_light_devices import scene_of
 from dieplace.experiments.first_light_host import NvidiaHost
 from dieplace.experiments.first_light_modes import Permission
 from dieplace.experiments.first_light_sights import Remapped, Rounds
+from dieplace.experiments.registry import Options
 
 RUN = Path(__file__).resolve().parents[2] / "experiments/results/nvidia-h200-x2/link/gpu0-gpu1.json"
 
@@ -47,6 +49,17 @@ class Hands:
 
     def launch_ns(self, device: Any) -> tuple[float, float]:
         return 1500.0, 6000.0
+
+
+def test_a_rank_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.setenv(name, "0")
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with pytest.raises(UsageError, match="without torchrun"):
+        list(EXPERIMENT.run("nvidia", Options(), lambda text: None))
 
 
 def test_two_gpus_are_asked_what_applies_and_left_alone(tmp_path: Path) -> None:

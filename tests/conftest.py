@@ -28,8 +28,8 @@ def _memory_holds_the_tests() -> bool:
 
 
 # An emulated node of 64 devices is 6,000 small files: made in 0.2 s of CPU in memory, in 4 s on an ext4 disk.
-if "PYTEST_DEBUG_TEMPROOT" not in os.environ and _memory_holds_the_tests():
-    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_MEMORY)
+if not {"PYTEST_DEBUG_TEMPROOT", "TMPDIR"} & set(os.environ) and _memory_holds_the_tests():
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
 
 
 @pytest.fixture

@@ -520,6 +520,7 @@ _STEP = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(_STEP, max_size=25))
 def test_any_sequence_accounts_and_leaks_nothing(base: Machine, stub: Stub, steps: list[tuple[str, int, int]]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dieplace.errors import Declined, Unsupported, UsageError
-from dieplace.experiments.modelled import Spec, block_on, refuse_elsewhere
+from dieplace.experiments.modelled import Spec, block_on, prepare, refuse_elsewhere
 from dieplace.experiments.private_node import FIRST_MODE, private_node
 from dieplace.experiments.registry import Experiment, Options, Progress, refuse_arms
 from dieplace.machine import Machine
@@ -46,13 +46,15 @@ def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
     refuse_elsewhere("mode", backend, cannot(backend), options)
     refuse_arms("mode", options)
     if backend == "emulated":
+        take = _modelled(options, progress)
         with private_node(FIRST_MODE, cards=options.cards) as machine:
             progress(f"{FIRST_MODE}: a private emulated node")
-            yield from each_mode(machine, options, progress, _modelled(options, progress))
+            yield from each_mode(machine, options, progress, take)
         return
     from dieplace.discover import discover
-    from dieplace.experiments.mode_child import take_in_child
+    from dieplace.experiments.mode_child import refuse_other_forms, take_in_child
 
+    refuse_other_forms(options)
     if not options.consent:
         raise Declined("the modes of real cards are switched only after a yes", hint="answer the question, or use -y")
     machine = discover(backend)
@@ -60,8 +62,11 @@ def run(backend: str, options: Options, progress: Progress) -> Iterator[Run]:
 
 
 def _modelled(options: Options, progress: Progress) -> Take:
+    specs = [Spec("local")]
+    work = prepare(specs, options, progress)
+
     def take(machine: Machine, block: str, mode: str) -> Run:
-        return block_on(machine, "mode", block, mode, [Spec("local")], options, progress)
+        return block_on(machine, "mode", (block, mode), specs, work, options, progress)
 
     return take
 

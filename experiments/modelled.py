@@ -98,26 +98,41 @@ def run_block(
     experiment: str, block: str, mode: str, specs: Sequence[Spec], options: Options, progress: Progress
 ) -> Run:
     """One block on a private node in `mode`: every spec placed, audited before and after, and timed."""
+    work = prepare(specs, options, progress)
     with private_node(mode, cards=options.cards) as machine:
         progress(f"{mode}: a private emulated node")
-        return block_on(machine, experiment, block, mode, specs, options, progress)
+        return block_on(machine, experiment, (block, mode), specs, work, options, progress)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The steps of some specs: as they are placed, and as they are timed."""
+
+    placed: tuple[Workload, ...]
+    timed: tuple[Workload, ...]
+
+
+def prepare(specs: Sequence[Spec], options: Options, progress: Progress) -> Work:
+    """What a block needs before there is a node: everything that can be refused is refused here."""
+    placed = tuple(spec.workload or workload_of(options) for spec in specs)
+    return Work(placed, timed_workloads(placed, options, progress))
 
 
 def block_on(
     machine: Machine,
     experiment: str,
-    block: str,
-    mode: str,
+    named: tuple[str, str],
     specs: Sequence[Spec],
+    work: Work,
     options: Options,
     progress: Progress,
 ) -> Run:
-    """One block on a node that is in `mode`.
+    """One block on a node that is in its mode; `named` is the block and the mode.
 
     Where memory spans both dies (NPS1) there is no far side to move to: specs that move anything are left out.
     """
-    workloads = [spec.workload or workload_of(options) for spec in specs]
-    timed = timed_workloads(workloads, options, progress)
+    block, mode = named
+    workloads, timed = work.placed, work.timed
     movable = all(device.local_guaranteed for device in machine.devices_of(options.card))
     points: list[Point] = []
     held: dict[_Key, Buffer] = {}

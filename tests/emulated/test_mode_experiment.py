@@ -19,8 +19,18 @@ from partition_support import FakeClock, small_node, truth
 from dieplace.backends.emulated import EmulatedBackend
 from dieplace.cli import main as frame
 from dieplace.emulator.node import Node
-from dieplace.errors import ApplyFailed, Busy, Declined, NotAllowed, RolledBack, Unsupported, UsageError
+from dieplace.errors import (
+    ApplyFailed,
+    BackendError,
+    Busy,
+    Declined,
+    NotAllowed,
+    RolledBack,
+    Unsupported,
+    UsageError,
+)
 from dieplace.experiments import mode, registry, report, summary
+from dieplace.experiments.private_node import private_node
 from dieplace.experiments.registry import Options, taking
 from dieplace.machine import Machine
 from dieplace.run import Point, Quantity, Run
@@ -226,6 +236,7 @@ def real(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
 
     monkeypatch.setattr(import_module("dieplace.discover"), "discover", lambda backend=None, **_: machine_of(node))
     monkeypatch.setattr(mode_child, "cannot_here", lambda backend: None)
+    monkeypatch.setattr(mode_child, "refuse_other_forms", lambda options: None)
     monkeypatch.setattr(mode_child, "take_in_child", lambda options, progress: take)
     return node
 
@@ -255,3 +266,57 @@ def test_a_failure_on_real_cards_keeps_runs_and_partitions_exit_code(
     assert frame.main(words) == RolledBack.exit_code == 6
     assert "read back and verified" in capsys.readouterr().err
     assert [path.name for path in tmp_path.glob("*.json")] == ["spx-nps1.json"] and truth(real).is_in("SPX/NPS1")
+
+
+@pytest.mark.parametrize(("block", "wanted"), mode.BLOCKS.items())
+def test_a_measured_block_places_one_device_and_keeps_its_control(
+    block: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the child process does, on emulated memory with simulated times: homes, A/A samples, conditions, tables."""
+    import simulated_steps as simulated
+
+    from dieplace.experiments import live_tables, step_recipe
+    from dieplace.experiments.harness import Plan
+    from dieplace.experiments.mode_child import measure_block
+    from dieplace.experiments.run_shape import check_shape
+
+    with private_node(wanted) as machine:
+        simulated.install(monkeypatch.setattr, machine)
+        monkeypatch.setattr(step_recipe, "gpt_oss", simulated.with_flags)
+        rig = simulated.SimulatedRig.__new__(simulated.SimulatedRig)
+        rig.machine, rig.readers = machine, tuple(device.id for device in machine.devices)
+        options = Options(label="night")
+        plan = Plan(seed=3, warmups=1, min_blocks=20, max_blocks=20)
+        run = check_shape(measure_block(machine, rig, block, wanted, options, plan), "run.json")
+    (point,) = run.points
+    homes = {home for held in point.residency_before["bytes_by_role_and_domain"].values() for home in held}
+    assert homes == {"gpu0/mem0"} and point.residency_before == point.residency_after
+    time, again = point.quantities["layer_us"], point.quantities["control_layer_us"]
+    assert len(time.samples) == len(again.samples) == 20
+    assert time.value == pytest.approx(simulated.LOCAL_NS / 1000, rel=0.01)
+    assert run.facts["executing"] == ["gpu0/p0"] and run.facts["xcds"] == (8 if block == "spx-nps1" else 4)
+    assert (point.factors["bytes_read_far"] is None) == wanted.endswith("NPS1")  # nobody knows which half was far
+    assert (run.block, run.label, run.code_hash) == (block, "night", simulated.CODE)
+    assert live_tables.tables([run])[0].title == "Time of one layer, measured"
+    page = report.page([run])
+    assert "computes: gpu0/p0" in page and page.count("<circle") == 40
+
+
+def test_a_child_that_fails_says_its_last_line() -> None:
+    """The real child, on this host without an AMD card."""
+    from dieplace.experiments.mode_child import take_in_child
+
+    with private_node("SPX/NPS1") as machine, pytest.raises(BackendError) as caught:
+        take_in_child(Options(), lambda text: None)(machine, "spx-nps1", "SPX/NPS1")
+    assert "measuring in SPX/NPS1 ended with exit code 3" in str(caught.value)
+    assert "the amd backend cannot be used here" in str(caught.value)
+
+
+def test_the_measured_form_is_refused_before_anything_is_switched(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dieplace.experiments import mode_child, step_cases
+
+    monkeypatch.setattr(mode_child, "cannot_here", lambda backend: None)
+    monkeypatch.setattr(step_cases, "live_why_not", lambda backend: None)
+    with pytest.raises(UsageError, match="mode on amd has the form"):
+        next(registry.get("mode").run("amd", replace(ALL, consent=True), print))
+    assert truth(node).is_in("SPX/NPS1")

@@ -113,7 +113,7 @@ def _child(
     runs, _ = measure(ctx, experiment, backend, asked, folder, mark=mark, saved=line.saved)
     if any(run.facts.get("stopped") == "interrupted" for run in runs):
         raise SystemExit(130)
-    clear(folder)
+    clear(folder, name, backend)
     (folder / DONE).write_text("every run of this rank is here\n")
 
 

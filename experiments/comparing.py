@@ -52,7 +52,8 @@ def compare_runs(base: Run, run: Run, *, allow: Sequence[str] = (), fail_on_perc
     for name in dict.fromkeys((*first, *second)):
         points = [(one, taken[name][0]) for one, taken in ((base, first), (run, second)) if name in taken]
         judge = _Judge(_control(points), clocks)
-        rows.append(_row(name, *(taken[name][1] if name in taken else None for taken in (first, second)), judge))
+        before, after = (taken[name][1] if name in taken else None for taken in (first, second))
+        rows.append(_row(name, before, after, judge))
     if base.block == run.block:  # runs of two modes do not have the same arms
         _require_arms(rows, fail_on_percent)
     worse = [str(row["arm"]) for row in rows if _is_regression(row, run.origin, fail_on_percent)]

@@ -105,7 +105,7 @@ def measure_block(machine: Machine, rig: Any, block: str, mode: str, options: Op
             rules.quantities("local", measured, moved_bytes=0.0, rates=(1.0, 1.0), refused=None),
             factors={
                 "bytes_read": nbytes,
-                "bytes_read_far": 0.0 if device.local_guaranteed else None,
+                "bytes_read_far": far,
                 "device": device.id,
             },
             residency_before=first,
@@ -122,10 +122,8 @@ def _audited(layers: Any) -> dict[str, Any]:
 
     found = audit(*[buffer for one in layers.layers for buffer in one.buffers.values()], layers.work).require_placed()
     roles = sorted({item.role for item in found.items})
-    return {
-        "evidence": found.evidence,
-        "bytes_by_role_and_domain": {role: found.bytes_by_domain(role) for role in roles},
-    }
+    homes = {role: found.bytes_by_domain(role) for role in roles}
+    return {"evidence": found.evidence, "bytes_by_role_and_domain": homes}
 
 
 def _code_of(layers: Any) -> tuple[str | None, str | None]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,105 +20,21 @@ from dieplace.experiments.first_light_bundle import EMULATED, NOT_MI355X, Bundle
 from dieplace.experiments.first_light_catalogue import QUESTIONS
 from dieplace.experiments.first_light_child import converse
 from dieplace.experiments.first_light_drive import EXPERIMENTS, Drive, Talk, modes_in, questions_for
+from dieplace.experiments.first_light_end import close
 from dieplace.experiments.first_light_host import host_for, versions
 from dieplace.experiments.first_light_modes import Permission, Visit
 from dieplace.experiments.first_light_pace import Pace
-from dieplace.experiments.first_light_questions import safely, without
-from dieplace.experiments.first_light_runs import Ran
+from dieplace.experiments.first_light_preflight import Preflight
+from dieplace.experiments.first_light_preflight import preflight as preflight
+from dieplace.experiments.first_light_questions import without
 from dieplace.experiments.registry import Experiment, Options, Progress, refuse_arms
-from dieplace.partition.journal import Record
 
 if TYPE_CHECKING:
     from dieplace.experiments.first_light_host import Host
-    from dieplace.experiments.first_light_marker import Marker
-    from dieplace.experiments.first_light_seen import Seen
     from dieplace.machine import Machine
-    from dieplace.partition.facts import NodeFacts
-    from dieplace.partition.journal import Journal
     from dieplace.run import Run
 
 Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Preflight:
-    """What stands before the first change: the node, the states to visit, what is in the way, what must be said."""
-
-    machine: Machine
-    facts: NodeFacts | None
-    visits: tuple[Visit, ...]
-    marker: Marker | None
-    earlier: Journal | None
-    why_no_switch: str | None
-    lines: tuple[str, ...]
-
-    @property
-    def switches(self) -> bool:
-        """Whether a mode will be changed."""
-        return bool(self.visits) and self.why_no_switch is None
-
-
-@dataclass(frozen=True)
-class EndScene:
-    """What the questions of the end are asked of."""
-
-    seen: Seen
-    ran: Ran
-    ids: dict[str, dict[str, str | None]]
-    marker: Marker | None
-    facts: NodeFacts | None
-    journal: Journal | None
-
-
-def preflight(host: Host, permission: Permission) -> Preflight:
-    """Look, decide which modes to go through, and find what forbids it; changes nothing.
-
-    Unsupported where an earlier switch did not end, or an earlier first light was killed: that comes first.
-    """
-    machine = host.machine()
-    control = host.control
-    if control is None:
-        return Preflight(machine, None, (), None, None, host.why_no_modes, ())
-    facts = control.read()
-    marker = markers.read(control)
-    left = markers.left_behind(marker, facts)
-    unfinished = [*modes.unfinished(control, facts), *([left] if left else [])]
-    if unfinished and permission.modes:
-        raise Unsupported(
-            f"first light changes no mode while an earlier change stands open: {'; '.join(unfinished)}",
-            hint="run 'dieplace partition restore' first, or leave --allow-mode-changes out",
-        )
-    why = None
-    visits = modes.visits(facts, unvalidated=permission.unvalidated)
-    if not permission.modes:
-        why = "changing modes was not allowed (--allow-mode-changes)"
-    elif not control.privileged():
-        why = "changing modes needs root"
-    elif not visits:
-        why = "no other mode is offered and listed by AMD for every card here"
-    lines: list[str] = list(unfinished)
-    if visits and why is None:
-        lines += _plan_lines(host, facts, visits, permission)
-    earlier = Record(control.store).journal() if not unfinished else None
-    return Preflight(machine, facts, visits, marker, earlier, why, tuple(lines))
-
-
-def _plan_lines(host: Host, facts: NodeFacts, visits: Sequence[Visit], permission: Permission) -> list[str]:
-    from dieplace.partition.plan import lines
-
-    assert host.control is not None
-    way = " -> ".join([" and ".join(dict.fromkeys(str(c.mode) for c in facts.cards)), *map(str, visits)])
-    try:
-        first = lines(modes.plan_visit(host.control, visits[0], facts, permission))
-    except DieplaceError as error:  # it will be told as refused, and all that needs no switch is asked
-        first = [f"It cannot be planned: {error}"]
-    return [
-        f"First light goes through {way}, and back to the first.",
-        "In each it records the node and asks its questions; a card is set to another compute mode for a moment, and",
-        "compute_partition_mem_alloc_mode of one card is set to ALL and back.",
-        "Its first switch:",
-        *first,
-    ]
 
 
 def first_light(
@@ -152,7 +67,7 @@ def first_light(
         left = _lead_back(drive, found)
         if left is None and state == "complete":
             left = _mode_experiment(drive, found)
-        _end(drive, found, state if left is None else "not-restored")
+        close(drive, found, state if left is None else "not-restored")
     if left is not None:
         raise left
     return bundle
@@ -200,7 +115,7 @@ def _go_through(drive: Drive, found: Preflight) -> None:
             drive.run_experiment(name, where)
     elif not peer_done:
         drive.run_experiment("link", where)
-    if found.why_no_switch is not None and not found.switches:
+    if not found.switches:
         return
     for visit in found.visits:
         if drive.stop:
@@ -289,44 +204,6 @@ def _mode_experiment(drive: Drive, found: Preflight) -> DieplaceError | None:
         return None
     drive.run_experiment("mode", drive.bundle.start, in_child=False)
     return _lead_back(drive, found)
-
-
-def _end(drive: Drive, found: Preflight, state: str) -> None:
-    """Answer what follows from everything, close the bundle and write its page."""
-    from dieplace.experiments import first_light_report
-
-    bundle, control = drive.bundle, drive.host.control
-    if drive.observations or control is None:
-        ran = Ran(drive.host.origin, bundle.runs(), _whys(bundle), drive.host.backend != "nvidia")
-        facts = drive.observations[0].facts if drive.observations else None
-        scene = EndScene(drive.seen(), ran, drive.ids, found.marker, facts, found.earlier)
-        for question in QUESTIONS:
-            if question.place == "end" and question.id not in bundle.answers and state != "interrupted":
-                drive.keep(safely(question, scene, drive.host.origin), None)
-    if state == "complete":
-        _close_open_questions(drive)
-    bundle.state, bundle.ended = state, markers.now()
-    if control is not None and drive.marker is not None:
-        left = {} if bundle.restored else dict(drive.marker.put_back)
-        markers.write(control, markers.marker_of(control.read(), running=not bundle.restored, put_back=left))
-    bundle.save()
-    first_light_report.write(bundle)
-
-
-def _close_open_questions(drive: Drive) -> None:
-    seen = drive.seen()
-    for question in QUESTIONS:
-        if question.id not in drive.bundle.answers:
-            why = seen.why_not("no state was seen in which a device has one peer")
-            drive.keep(without("not-asked", question.id, why, origin=drive.host.origin), None)
-    for name in EXPERIMENTS:
-        if name not in drive.bundle.experiments:
-            drive.bundle.experiments[name] = Outcome("not-asked", seen.why_not("it needs a state with a peer"))
-    drive.bundle.missing = ()
-
-
-def _whys(bundle: Bundle) -> dict[str, str]:
-    return {name: outcome.why for name, outcome in bundle.experiments.items() if outcome.why}
 
 
 def _kinds(host: Host, found: Preflight) -> list[str]:

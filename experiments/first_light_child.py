@@ -125,9 +125,14 @@ def ask(request: Request, say: Say) -> None:
 
 
 def run(request: Request, say: Say) -> None:
-    """Run one experiment and save each of its runs as soon as it is there."""
+    """Run one experiment and save each of its runs as soon as it is there; whether it can run is asked here too, as
+    the answer may start a runtime."""
     from dieplace.experiments import registry
 
+    why = registry.get(request["experiment"]).cannot(request["backend"])
+    if why is not None:
+        say({"cannot": why})
+        return
     options = registry.Options(**{key: _listed(value) for key, value in request["options"].items()})
     experiment = registry.get(request["experiment"])
     folder = Path(request["folder"])

@@ -7,7 +7,7 @@ emulated card); the functions here judge, and are tested on every branch with ha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dieplace.errors import DieplaceError, PlacementError, Unsupported
@@ -195,7 +195,8 @@ def remote_store(scene: DeviceScene) -> Answer:
     local, remote = (median(found.round_ns) for found in seen.values())
     # A round is a store one way and an acknowledgement the other: half of what it grew by is one way.
     extra = (remote - local) / 2
-    value |= {"round_local_ns": local, "round_remote_ns": remote, "extra_ns": extra}
+    means = {f"round_{key}_mean_ns": fmean(found.round_ns) for key, found in seen.items()}
+    value |= {"round_local_ns": local, "round_remote_ns": remote, **means, "extra_ns": extra}
     word = "arrives, within 0.1 us extra" if extra <= CLOSE_NS else "arrives, later than 0.1 us extra"
     said = f"a store from {other.id} is seen {extra:,.0f} ns later than one from {one.id} itself, one way"
     return answered(name, word, said, origin=scene.origin, value=value)

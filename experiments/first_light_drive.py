@@ -152,7 +152,7 @@ class Drive:
         """Run an experiment and keep its runs as they come; where it cannot run, keep why."""
         self.begin(f"running {name} in {mode}")
         before = self.bundle.experiments.get(name, Outcome("not-asked"))
-        why = self._cannot(name)
+        why = self._left_out(name, in_child)
         if why is not None:
             self._end_experiment(name, Outcome("not-asked", why, before.runs))
             return
@@ -162,6 +162,9 @@ class Drive:
                 if "run" in said:
                     kept.append(f"runs/{said['run']}")
                     self._end_experiment(name, Outcome("ran", "it has not ended", tuple(kept)))
+                elif "cannot" in said:
+                    self._end_experiment(name, Outcome("not-asked", str(said["cannot"]), tuple(kept)))
+                    return
                 elif "progress" in said:
                     self.detail(f"{name}: {said['progress']}")
                 elif "error" in said:
@@ -191,15 +194,12 @@ class Drive:
         for run in registry.get(name).run(self.host.backend, chosen, lambda text: self.detail(f"{name}: {text}")):
             yield {"run": run.save(folder / f"{prefix}-{run.block}.json").name}
 
-    def _cannot(self, name: str) -> str | None:
+    def _left_out(self, name: str, in_child: bool) -> str | None:
         if name in self.skip:
             return "it was left out (--skip)"
         if name not in registry.experiment_names():
             return "this release has no such experiment"
-        try:
-            return registry.get(name).cannot(self.host.backend)
-        except ImportError as error:
-            return f"it cannot be loaded: {error}"
+        return None if in_child else registry.get(name).cannot(self.host.backend)
 
     def _end_experiment(self, name: str, outcome: Outcome) -> None:
         self.bundle.experiments[name] = outcome

@@ -6,7 +6,7 @@ Nothing here judges: each call says what was seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -110,7 +110,8 @@ class TorchHands:
                     "xcc": places[device.id],
                 }
                 attrs = {"first": 1, "spin_limit": limit, "party": party, "parties": parties, "scope": scope}
-                registry.run("flag_visibility", operands, attrs, backend=self._kernels, strict=True)
+                with self._executing(device):
+                    registry.run("flag_visibility", operands, attrs, backend=self._kernels, strict=True)
 
             order = [(reader, 1, readers), (writer, 0, 1)] if both else [(writer, 0, readers + 1)]
             for device, party, parties in order:  # compiled before anybody waits for the other
@@ -287,6 +288,11 @@ class TorchHands:
         import torch
 
         return torch.zeros(shape, dtype=dtype, device="cpu" if self.place else f"cuda:{self._index(device)}")
+
+    def _executing(self, device: Device) -> Any:
+        import torch
+
+        return nullcontext() if self.place else torch.cuda.device(self._index(device))
 
     def _wait(self, device: Device) -> None:
         self.session.runtime.synchronize(self._index(device))

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-# Seconds a step is guessed to take, on hardware and emulated. A reload took 20 to 50 s in public reports.
+# Seconds a step is guessed to take, on hardware (experiments and questions as on two H200s, a reload 20 to 50 s as in
+# public reports) and emulated.
 GUESSES = {
     "preflight": (3.0, 1.0),
     "visit": (40.0, 2.0),
-    "question": (5.0, 3.0),
-    "experiment": (90.0, 12.0),
+    "question": (2.0, 2.0),
+    "experiment": (30.0, 12.0),
     "restore": (60.0, 3.0),
     "report": (2.0, 1.0),
 }

@@ -377,21 +377,20 @@ def test_experiments_of_a_live_node_run_where_they_belong(
     """link before any switch and again with two ranges, flags and weight-swap there, mode after the way back."""
     from dieplace.experiments import first_light_drive as drive
 
-    monkeypatch.setattr(drive.Drive, "_cannot", lambda self, name: None)
-    order: list[tuple[str, str]] = []
+    order: list[tuple[str, str, bool]] = []
     real = drive.Drive.run_experiment
 
     def noted(self: drive.Drive, name: str, mode: str, *, in_child: bool = True) -> None:
         modes = {str(card.mode) for card in self.host.machine().cards}
-        order.append((name, "".join(modes)))
+        order.append((name, "".join(modes), in_child))
         real(self, name, mode, in_child=True)
 
     monkeypatch.setattr(drive.Drive, "run_experiment", noted)
     node, clock = node_in(place)
     bundle = go(amd_host_on(node, clock, smi), place, skip=())
     assert order == [
-        ("link", "SPX/NPS1"), ("link", "DPX/NPS2"), ("flags", "DPX/NPS2"), ("weight-swap", "DPX/NPS2"),
-        ("mode", "SPX/NPS1"),
+        ("link", "SPX/NPS1", True), ("link", "DPX/NPS2", True), ("flags", "DPX/NPS2", True),
+        ("weight-swap", "DPX/NPS2", True), ("mode", "SPX/NPS1", False),
     ]  # fmt: skip
     assert [Path(name).name for name in bundle.experiments["link"].runs] == [
         "link-spx-nps1-block.json", "link-dpx-nps2-block.json",

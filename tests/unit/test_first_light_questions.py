@@ -343,9 +343,9 @@ def test_what_was_not_asked_yet_is_in_the_rows_and_on_the_page(tmp_path: Path) -
 def test_the_time_left_follows_the_speed_that_was_seen() -> None:
     clock = iter([0.0, 500.0]).__next__
     pace = Pace(["experiment"] * 4, emulated=False, now=clock)
-    assert pace.left_s() == 360.0
-    pace.done = 2  # 180 s were guessed for what took 500
-    assert pace.left_s() == pytest.approx(180 * (0.5 + 0.5 * 500 / 180))
+    assert pace.left_s() == 120.0
+    pace.done = 2  # 60 s were guessed for what took 500
+    assert pace.left_s() == pytest.approx(60 * (0.5 + 0.5 * 500 / 60))
     assert words(89.0) == "89 s" and words(240) == "4 min" and words(0.2) == "1 s"
 
 

@@ -33,6 +33,7 @@ from dieplace.experiments import mode, registry, report, summary
 from dieplace.experiments.private_node import private_node
 from dieplace.experiments.registry import Options, taking
 from dieplace.machine import Machine
+from dieplace.partition.control import SystemClock
 from dieplace.run import Point, Quantity, Run
 
 SMALL = Options(model="qwen3-0.6b", precision="mxfp4")
@@ -43,6 +44,7 @@ ALL = replace(SMALL, allow_unvalidated=True)
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     """One MI355X under a clock of the test's own, in the place of the experiment's private node."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: None)  # an emulated driver is ready at once
     made = small_node(tmp_path / "node", FakeClock(), cards=1)
 
     @contextmanager

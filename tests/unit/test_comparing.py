@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,17 @@ from dieplace.run import Point, Quantity, Run
 LINK = Path(__file__).resolve().parents[2] / "experiments" / "results" / "nvidia-h200-x2" / "link" / "gpu0-gpu1.json"
 
 
+@cache
+def _conditions() -> dict[str, Any]:
+    return collect(None, backend="nvidia", source="live", code_hash="a", timer="events", core_clock_mhz=1980.0)
+
+
 def a_run(scale: float = 1.0, *, seed: int = 0, noise: float = 0.01, origin: str = "measured", **changes: Any) -> Run:
     draw = random.Random(seed)
     samples = tuple(100 * scale * draw.lognormvariate(0, noise) for _ in range(40))
     value = sorted(samples)[20]
     quantity = Quantity("us", origin, value, samples=samples if origin == "measured" else ())
-    conditions = collect(None, backend="nvidia", source="live", code_hash="a", timer="events", core_clock_mhz=1980.0)
+    conditions = _conditions()
     return Run(
         experiment="weight-swap",
         block="shards-2",

@@ -37,20 +37,30 @@ def sections(runs: Sequence[Run], word: str, level: int) -> list[Part]:
 
 
 def _sampled(run: Run, runs: Sequence[Run]) -> Iterator[charts_samples.Sampled]:
+    if run.experiment == "scale-out":
+        from dieplace.experiments.scale_out_tables import drawn_points
+
+        for label, name, point in drawn_points(run):
+            yield from _row(label, name, point)
+        return
     main = generic_tables.main_quantity(run)
     for point in run.points:
         if run.experiment == "link" and not headline(run, point):
             continue
         names = ("latency_ns", "gb_per_s") if run.experiment == "link" else (main,)
         for name in names:
-            quantity = point.quantities.get(name) if name else None
-            if quantity is None or not quantity.samples or quantity.value is None or not all(quantity.samples):
-                continue
-            control = point.quantities.get(f"control_{name}")
             label = _link_label(point) if run.experiment == "link" else arm_words(run, point, runs)
-            shown = ranged(quantity, digits(quantity.value))
-            text = f"{shown} {quantity.unit}, {len(quantity.samples)} samples"
-            yield charts_samples.Sampled(label, quantity.samples, control.samples if control else (), text)
+            yield from _row(label, name, point)
+
+
+def _row(label: str, name: str | None, point: Point) -> Iterator[charts_samples.Sampled]:
+    """The samples of one quantity, nothing where it has none."""
+    quantity = point.quantities.get(name) if name else None
+    if quantity is None or not quantity.samples or quantity.value is None or not all(quantity.samples):
+        return
+    control = point.quantities.get(f"control_{name}")
+    text = f"{ranged(quantity, digits(quantity.value))} {quantity.unit}, {len(quantity.samples)} samples"
+    yield charts_samples.Sampled(label, quantity.samples, control.samples if control else (), text)
 
 
 def _link_label(point: Point) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dieplace.experiments import outliers
 from dieplace.experiments.charts import Bar
-from dieplace.experiments.live_tables import LiveTable
+from dieplace.experiments.live_table import LiveTable
 from dieplace.experiments.scale_out_merge import NAME, main_quantity
 from dieplace.run import Point, Quantity, Run
 
@@ -42,6 +42,15 @@ def sentences(runs: Sequence[Run]) -> list[str]:
             said += [f"{run.origin}: {words}" for words in _even_words(run, groups)]
     lost = {rank["rank"]: rank for run in runs for rank in run.facts["ranks"] if rank["state"] == "lost"}
     return said + [_lost_words(rank) for rank in lost.values()]
+
+
+def drawn_points(run: Run) -> Iterator[tuple[str, str, Point]]:
+    """What a report draws the samples of: each card in each main comparison, with its words and its quantity's name."""
+    for group in (group for _, group in _groups(run) if _main(run, group)):
+        for point in group:
+            found = main_quantity(run, point)
+            if found is not None:
+                yield f"{_card(point)}: {_what(run, point)}", found[0], point
 
 
 def _odd_words(run: Run, point: Point, groups: Sequence[Sequence[Point]]) -> str:
@@ -120,12 +129,18 @@ def _what(run: Run, point: Point) -> str:
     words = [str(point.factors["what"])] if "what" in point.factors else []
     words.append(point.arm)
     if "working_set_bytes" in point.factors:
-        size = point.factors["working_set_bytes"]
-        words.append(f"{size >> 20:,} MiB" if size >= 1 << 20 else f"{size >> 10:,} KiB")
+        words.append(_size(point.factors["working_set_bytes"]))
     known = (*_PLACE, *_QUIET, "what", "reader", "working_set_bytes")
     varying = {k for p in run.points for k, v in p.factors.items() if k not in known and v != point.factors.get(k)}
     words += [f"{key} {point.factors[key]}" for key in point.factors if key in varying]
     return " ".join(words)
+
+
+def _size(nbytes: int) -> str:
+    name, shift = next(
+        (n, s) for n, s in (("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)) if nbytes >= 1 << s or not s
+    )
+    return f"{nbytes >> shift:,} {name}"
 
 
 def _cards_table(runs: Sequence[Run]) -> LiveTable:
@@ -137,14 +152,14 @@ def _cards_table(runs: Sequence[Run]) -> LiveTable:
                 rows.append(_card_row(run, point))
                 bars.append(_bar(run, point))
     columns = (
-        ("what", "what", None), ("rank", "rank", None), ("card", "card", None), ("value", "median [95 %]", None),
-        ("ratio", "x all cards [95 %]", None), ("score", "score", "{:+.1f}"), ("outlier", "outlier", None),
+        ("what", "what", None), ("rank", "rank", None), ("card", "card", None), ("value", "median", None),
+        ("ratio", "x all [95 %]", None), ("score", "score", "{:+.1f}"), ("outlier", "outlier", None),
     )  # fmt: skip
     note = (
-        "x all cards: the card's time over the median of all cards' (of rates the inverse): over 1 is slower."
+        "x all: the card's time over the median of all cards' (of rates the inverse): over 1 is slower."
         f" Outlier: {outliers.RULE}; of fewer than {outliers.MIN_CARDS} cards none is called one."
     )
-    return LiveTable(f"Each card against all, {runs[0].origin}", columns, tuple(rows), note, tuple(bars))
+    return LiveTable(f"Each card against all, {runs[0].origin}", columns, tuple(rows), note, tuple(bars), unit="x")
 
 
 def _card_row(run: Run, point: Point) -> Row:
@@ -157,7 +172,11 @@ def _card_row(run: Run, point: Point) -> Row:
         "quantity": name,
         "rank": point.factors["rank"],
         "card": _card(point),
-        "value": _ranged(quantity, "{:,.1f}") + f" {quantity.unit}",
+        "median": quantity.value,
+        "median_low": quantity.low,
+        "median_high": quantity.high,
+        "unit": quantity.unit,
+        "value": "-" if quantity.value is None else f"{quantity.value:,.1f} {quantity.unit}",
         "over_all_cards": ratio.value,
         "over_all_cards_low": ratio.low,
         "over_all_cards_high": ratio.high,

@@ -121,7 +121,7 @@ def _link_like(rank: int, far: bool) -> Run:
 def test_only_the_largest_working_set_of_a_kind_is_in_the_verdict_and_null_stays_null() -> None:
     (run,) = scale_out_merge.merge([_end(r, _link_like(r, False)) for r in range(4)], LAUNCH)
     cards = next(t for t in scale_out_tables.tables([run]) if t.title.startswith("Each card"))
-    assert [row["what"] for row in cards.rows] == ["read near 1,024 MiB"] * 4
+    assert [row["what"] for row in cards.rows] == ["read near 1 GiB"] * 4
     far = [p for p in run.points if p.arm == "far"]
     assert len(far) == 8 and all(p.quantities["over_all_cards"].value is None for p in far)
     assert {p.quantities["over_all_cards"].why for p in far} == {"no other rank has such a point"}

@@ -17,7 +17,6 @@ from dieplace.cli.bench_measure import backend_of, measure
 from dieplace.cli.bench_tables import live_parts, one_decimal, tables
 from dieplace.cli.options import BACKENDS
 from dieplace.cli.table import Column, Prose, Table, wrapped
-from dieplace.errors import UsageError
 
 if TYPE_CHECKING:
     from dieplace.experiments.registry import Experiment, Options
@@ -193,9 +192,7 @@ def write_report(ctx: click.Context, runs: tuple[str, ...], target: str | None, 
 
     target = target or ("report.md" if md else "report.html")
     if (bundle := first_light.bundle_among(runs)) is not None:
-        if md:
-            raise UsageError("a first-light bundle has an HTML report only", hint="leave --md out")
-        first_light.report_bundle(ctx, bundle, target)
+        first_light.report_bundle(ctx, bundle, target, markdown=md)
         return
     found = load_runs(runs)
     page = report.write(found, target, markdown=md)

@@ -142,13 +142,13 @@ def show_bundle(ctx: click.Context, path: Path) -> None:
     answer(ctx, load(path), "bench-show/1")
 
 
-def report_bundle(ctx: click.Context, path: Path, target: str) -> None:
+def report_bundle(ctx: click.Context, path: Path, target: str, *, markdown: bool = False) -> None:
     """The page of a bundle, made anew."""
     from dieplace.experiments.first_light_bundle import load
     from dieplace.experiments.first_light_report import write
 
     bundle = load(path)
-    page = write(bundle, target)
+    page = write(bundle, target, markdown=markdown)
     source = "emulated" if bundle.origin == "emulated" else "live"
     render.answer(ctx, "bench-report/1", {"report": str(page)}, source=source, table=lambda: [f"report: {page}"])
 

@@ -93,11 +93,31 @@ def sentences_of(runs: Sequence[Run]) -> list[str]:
         return []
 
 
-def write(bundle: Bundle, path: str | Path | None = None) -> Path:
+def write(bundle: Bundle, path: str | Path | None = None, *, markdown: bool = False) -> Path:
     """Write the page, into the bundle unless a path is given."""
-    target = Path(path) if path is not None else bundle.folder / "report.html"
-    write_text(target, page(bundle))
+    target = Path(path) if path is not None else bundle.folder / ("report.md" if markdown else "report.html")
+    write_text(target, as_markdown(bundle) if markdown else page(bundle))
     return target
+
+
+def as_markdown(bundle: Bundle) -> str:
+    """The answers and experiments as Markdown."""
+    head, *rest = head_lines(bundle)
+    lines = [f"# {head}", "", *(f"- {line}" for line in rest), ""]
+    lines += ["| question | answer | what was seen | asked in | origin |", "| --- | --- | --- | --- | --- |"]
+    for row in answer_rows(bundle):
+        cells = (row["question"], row["answer"], row["said"], row["mode"] or "-", row["origin"] or "-")
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+    lines += ["", "| experiment | status | runs | what was seen |", "| --- | --- | --- | --- |"]
+    for row in experiment_rows(bundle):
+        told = (row["experiment"], row["status"], str(row["runs"]), row["said"])
+        lines.append(f"| {' | '.join(map(_cell, told))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Text that stays in its cell, and is no markup."""
+    return escape(" ".join(text.split()), quote=False).replace("|", "\\|")
 
 
 def page(bundle: Bundle) -> str:

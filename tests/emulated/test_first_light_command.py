@@ -59,6 +59,9 @@ def test_the_command_in_real_processes(node: Node, capsys: pytest.CaptureFixture
     assert any(line.startswith("Answers, emulated") for line in lines) and "says nothing" in shown.stdout
     assert frame.main(["bench", "report", "b", "--out", "page.html"]) == 0
     assert "First light" in Path("page.html").read_text()
+    assert frame.main(["bench", "report", "b", "--md", "--out", "page.md"]) == 0
+    rows = [line for line in Path("page.md").read_text().splitlines() if line.startswith("| ")]
+    assert len([row for row in rows if row.count(" | ") == 4]) == len(QUESTIONS) + 2  # with its head and rule
     capsys.readouterr()
     assert frame.main(["--backend", "replayed", "--node", "b", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)

@@ -171,7 +171,8 @@ def _card_row(run: Run, point: Point) -> Row:
         "what": _what(run, point),
         "quantity": name,
         "rank": point.factors["rank"],
-        "card": _card(point),
+        "host": point.factors["host"],
+        "card": point.factors["card"] if _one_host(run) else _card(point),
         "median": quantity.value,
         "median_low": quantity.low,
         "median_high": quantity.high,
@@ -185,6 +186,10 @@ def _card_row(run: Run, point: Point) -> Row:
         **({} if score.value is not None else {"score_why": score.why}),
         "outlier": point.factors["outlier"],
     }
+
+
+def _one_host(run: Run) -> bool:
+    return len({point.factors["host"] for point in run.points}) == 1
 
 
 def _bar(run: Run, point: Point) -> Bar:

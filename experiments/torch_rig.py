@@ -150,7 +150,7 @@ class TorchRig:
 
     def facts(self) -> dict[str, Any]:
         """What ran: hops, bytes a replay, the last cache; where buffers were placed, what the audit says of them."""
-        told = {"hops": HOPS, "bytes_a_replay": BYTES_A_REPLAY, "cache_bytes": self.cache_bytes}
+        told: dict[str, Any] = {"hops": HOPS, "bytes_a_replay": BYTES_A_REPLAY, "cache_bytes": self.cache_bytes}
         if self.parts.checks_clock:
             told["constant_clock_scale"] = self.ns_scale
         return told | self.buffers.facts()

@@ -55,6 +55,7 @@ def gemv_args(n: int, k: int) -> tuple[torch.Tensor, ...]:
     return (torch.randn(n, k) / 8).bfloat16(), torch.randn(k).bfloat16(), torch.zeros(n)
 
 
+@pytest.mark.slow
 def test_target_is_explicit_whatever_the_environment_says() -> None:
     script = (
         "import torch, trial_kernels as t; from dieplace.codegen.flydsl import *\n"

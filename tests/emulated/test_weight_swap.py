@@ -79,6 +79,7 @@ def test_audit_shows_both_dies_swapped_at_once(small: tuple[Path, dict[str, Any]
     assert near + far == 2 * half and abs(near - far) < 0.01 * half
 
 
+@pytest.mark.slow
 def test_show_report_and_compare_read_what_run_wrote(small: tuple[Path, dict[str, Any]]) -> None:
     folder, answer = small
     shown = dieplace("bench", "show", "out", "--json", cwd=folder)

@@ -7,6 +7,7 @@ run on both shards. A bias that is added after a sum is on shard 0 alone; shard 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,16 +85,20 @@ def workspace(sizes: Sizes, device: str = "cuda") -> dict[str, Any]:
     def new(*shape: int, dtype: Any = torch.bfloat16) -> Any:
         return torch.empty((1, *shape), dtype=dtype, device=device)
 
+    def zeros(count: int) -> Any:
+        return torch.zeros(count, dtype=torch.int32, device=device)
+
     angle = torch.arange(sizes.context)[:, None] * 150000.0 ** (-torch.arange(half) / half)
     position = torch.tensor([sizes.context - 1], dtype=torch.int32, device=device)
     heads, rows = mine["q_heads"], (mine["q_heads"] + 2 * mine["kv_heads"]) * sizes.head
     return {
         "h": new(sizes.hidden), "r": new(sizes.hidden), "qkv": new(rows), "q": new(heads, sizes.head),
         "cos": angle.cos().float().to(device), "sin": angle.sin().float().to(device), "position": position,
-        "length": position + 1, "table": torch.zeros(1, dtype=torch.int32, device=device),
+        "length": position + 1, "table": zeros(1),
         "partial": new(heads, sizes.splits, sizes.head, dtype=torch.float32),
-        "lse": new(heads, sizes.splits, dtype=torch.float32), "attn": new(heads, sizes.head),
-        "attn_lse": new(heads, dtype=torch.float32), "o_part": new(sizes.hidden, dtype=torch.float32),
+        "split_lse": new(heads, sizes.splits, dtype=torch.float32), "attn": new(heads, sizes.head),
+        "lse": new(heads, dtype=torch.float32), "arrived_heads": zeros(mine["kv_heads"]),
+        "arrived": zeros(1), "o_part": new(sizes.hidden, dtype=torch.float32),
         "o": new(sizes.hidden), "r2": new(sizes.hidden), "logits": new(sizes.experts, dtype=torch.float32),
         "ids": new(sizes.chosen, dtype=torch.int32), "share": new(sizes.chosen, dtype=torch.float32),
         "bad": torch.empty(1, dtype=torch.int32, device=device), "act": new(sizes.chosen, sizes.inner // SHARDS),
@@ -101,9 +106,13 @@ def workspace(sizes: Sizes, device: str = "cuda") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def stages(t: Mapping[str, Any], w: Mapping[str, Any], sizes: Sizes, side: Side, slots: Sequence[int]) -> list[Stage]:
-    """One layer's launches of a shard in order, by stage; `slots` are its two hand-offs' mailboxes."""
-    run = side.run
+def stages(
+    t: Mapping[str, Any], w: Mapping[str, Any], sizes: Sizes, side: Side, slots: Sequence[int], run: Run
+) -> list[Stage]:
+    """One layer's launches of a shard in order, by stage; `slots` are its two hand-offs' mailboxes.
+
+    `run(op, operands, attrs)` makes the launches of all but the hand-offs, which are the side's.
+    """
     return [
         *_attention(t, w, sizes, run),
         ("o_put", partial(side.put, slots[0], w["o_part"].view(-1))),
@@ -114,37 +123,47 @@ def stages(t: Mapping[str, Any], w: Mapping[str, Any], sizes: Sizes, side: Side,
     ]
 
 
+def overlapped(op: str, operands: dict[str, Any], attrs: dict[str, Any]) -> None:
+    """A Triton op, checked against its contract; it begins under the launch before it where it can (`overlap`).
+
+    Behind a hand-off there is nothing to begin under: a launch that waits for words lets nobody start.
+    """
+    from dieplace.kernels import registry
+
+    call = registry.check_call(op, operands, attrs)
+    kernel = registry.implementation(op, "triton")
+    assert kernel is not None
+    options = {"overlap": True} if "overlap" in inspect.signature(kernel).parameters else {}
+    kernel(call.operands, call.attrs, **options)
+
+
 def _attention(t: Mapping[str, Any], w: Mapping[str, Any], sizes: Sizes, run: Run) -> list[Stage]:
-    heads = sizes.mine
-    caches = {"k_cache": t["k"], "v_cache": t["v"]}
-    flat = {name: cache.view(-1, heads["kv_heads"], sizes.head) for name, cache in caches.items()}
     norm = {"x": t["x"], "residual": t["x"], "weight": t["norm1"], "out": w["h"], "residual_out": w["r"]}
-    turned = {"qkv": w["qkv"], "cos": w["cos"], "sin": w["sin"], "q_out": w["q"], **flat}
-    places = {"positions": w["position"], "slots": w["position"]}
-    split = {"q": w["q"], **caches, "page_table": w["table"], "lengths": w["length"]}
-    parts = {"partial": w["partial"], "partial_lse": w["lse"]}
-    merged = {"sinks": t["sinks"], "out": w["attn"], "lse": w["attn_lse"]}
-    attend = {"scale": sizes.head**-0.5, "window": 0, "splits": sizes.splits}
+    attend = {
+        **{name: w[name] for name in ("qkv", "cos", "sin", "partial", "lse")}, "positions": w["position"],
+        "slots": w["position"], "page_table": w["table"], "lengths": w["length"], "sinks": t["sinks"],
+        "q_out": w["q"], "k_cache": t["k"], "v_cache": t["v"], "partial_lse": w["split_lse"],
+        "arrived": w["arrived_heads"], "out": w["attn"],
+    }  # fmt: skip
+    attrs = {**sizes.mine, "scale": sizes.head**-0.5, "window": 0, "splits": sizes.splits}
     return [
         ("norm", partial(run, "rmsnorm", norm, {"eps": layer_speed.EPS, "order": "before_cast"})),
         ("qkv", partial(run, "gemv_mxfp4", _mx(t, "qkv", w["h"], w["qkv"]), {})),
-        ("rope", partial(run, "rope_kv_append", {**turned, **places}, heads)),
-        ("attention", partial(run, "attention_split", {**split, **parts}, attend)),
-        ("merge", partial(run, "attention_merge", {**parts, **merged}, {})),
+        ("attention", partial(run, "rope_attention", attend, attrs)),
         ("o_proj", partial(run, "gemv_mxfp4", _mx(t, "o", w["attn"].flatten(1), w["o_part"]), {})),
     ]
 
 
 def _experts(t: Mapping[str, Any], w: Mapping[str, Any], run: Run) -> list[Stage]:
-    norm = {"x": w["o"], "residual": w["r"], "weight": t["norm2"], "out": w["h"], "residual_out": w["r2"]}
-    logits = {"x": w["h"], "weight": t["router"], "bias": t["router_bias"], "out": w["logits"]}
-    top = {"logits": w["logits"], "ids": w["ids"], "weights": w["share"], "nonfinite": w["bad"]}
+    route = {
+        "x": w["o"], "residual": w["r"], "norm": t["norm2"], "router": t["router"], "bias": t["router_bias"],
+        "normed": w["h"], "residual_out": w["r2"], "logits": w["logits"], "ids": w["ids"], "weights": w["share"],
+        "nonfinite": w["bad"], "arrived": w["arrived"],
+    }  # fmt: skip
     up = {**_mx(t, "up", w["h"], w["act"]), "ids": w["ids"]}
     down = {**_mx(t, "down", w["act"], w["y_part"]), "ids": w["ids"], "weights": w["share"]}
     return [
-        ("norm2", partial(run, "rmsnorm", norm, {"eps": layer_speed.EPS, "order": "before_cast"})),
-        ("router", partial(run, "gemv_bf16", logits, {})),
-        ("topk", partial(run, "router_topk", top, {})),
+        ("router", partial(run, "norm_router", route, {"eps": layer_speed.EPS, "order": "before_cast"})),
         ("gate_up", partial(run, "expert_gate_up", up, {})),
         ("down", partial(run, "expert_down", down, {})),
     ]
@@ -160,7 +179,7 @@ def recipe_of(shard: int, side: Side, slots: Sequence[int], sizes: Sizes = GPT_O
 
     def one(layer: layer_speed.Layer, work: dict[str, Any]) -> list[Stage]:
         at = next(number) * HAND_OFFS
-        return stages(layer.t, work, sizes, side, slots[at : at + HAND_OFFS])
+        return stages(layer.t, work, sizes, side, slots[at : at + HAND_OFFS], overlapped)
 
     return Recipe(
         lambda seed: layer_speed.Layer(half_of(layer_speed.make_layer(seed).t, shard, sizes)),

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from dieplace.kernels.arrival import require_arrival as require_arrival
-from dieplace.kernels.triton.launch import INTERPRETED, on_device_of, one_device
+from dieplace.kernels.triton.launch import INTERPRETED, on_device_of, one_device, targets_amd
 from dieplace.kernels.triton.numbers import narrow, widen
 
 Operands = Mapping[str, torch.Tensor | None]
@@ -35,6 +35,25 @@ def _counted(value, epoch, COUNTED: tl.constexpr):
         return (tl.load(epoch) + value) & MASK
     else:
         return value
+
+
+@triton.jit
+def poll(address, wanted, PTX: tl.constexpr):
+    """One look at each wanted lane's flag or word, at system scope: no cache keeps it, no loop loses it."""
+    if PTX:
+        return tl.load(address, mask=wanted, other=0, volatile=True)
+    else:
+        # Triton makes plain buffer loads of volatile ones on AMD (gfx950, 3.9): an atomic that changes nothing is none.
+        return tl.atomic_add(address, 0, mask=wanted, sem="relaxed", scope="sys")
+
+
+@triton.jit
+def poll_one(address, PTX: tl.constexpr):
+    """`poll` of one word by the whole program."""
+    if PTX:
+        return tl.load(address, volatile=True)
+    else:
+        return tl.atomic_add(address, 0, sem="relaxed", scope="sys")
 
 
 @triton.jit
@@ -128,7 +147,7 @@ def _handoff_put(x, mailbox, epoch, n, tag, BLOCK: tl.constexpr, COUNTED: tl.con
 @triton.jit(do_not_specialize=["tag", "n", "spin_limit"])
 def _handoff_sum(
     own, mailbox, residual, out, status, record, epoch, n, tag, spin_limit, BLOCK: tl.constexpr,
-    RESIDUAL: tl.constexpr, COUNTED: tl.constexpr, RECORD: tl.constexpr,
+    RESIDUAL: tl.constexpr, COUNTED: tl.constexpr, RECORD: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     expected, patience = _counted(tag, epoch, COUNTED), _patience(record, spin_limit, RECORD)
     failed, place, seen = 0, -1, 0
@@ -139,7 +158,7 @@ def _handoff_sum(
         pending = inside
         left = patience
         while (tl.sum(pending.to(tl.int32), axis=0) > 0) & (left > 0):
-            got = tl.load(mailbox + at, mask=pending, other=0, volatile=True)
+            got = poll(mailbox + at, pending, PTX)
             word = tl.where(pending, got, word)
             pending = pending & ((got >> 32).to(tl.int32) != expected)
             left -= 1
@@ -178,7 +197,7 @@ def _flag_wait(
         pending = inside
         left = patience
         while (tl.sum(pending.to(tl.int32), axis=0) > 0) & (left > 0):
-            got = tl.load(flag + at * stride, mask=pending, other=0, volatile=True)
+            got = poll(flag + at * stride, pending, PTX)
             found = tl.where(pending, got, found)
             pending = pending & (got != expected)
             left -= 1
@@ -217,7 +236,7 @@ def handoff_op(function: Callable[..., None]) -> Callable[..., None]:
 
 def uses_ptx() -> bool:
     """Whether system-scope stores are written as PTX: on CUDA, not under the interpreter or ROCm."""
-    return not INTERPRETED and torch.version.hip is None
+    return not INTERPRETED and not targets_amd()
 
 
 @handoff_op
@@ -243,7 +262,7 @@ def handoff_sum(operands: Operands, attrs: Attrs, *, stream: Any = None) -> None
         _handoff_sum[(1,)](
             own, mailbox, own if residual is None else residual, out, status, status if record is None else record,
             status if epoch is None else epoch, own.numel(), int(attrs["tag"]), int(attrs["spin_limit"]), BLOCK=block,
-            RESIDUAL=residual is not None, COUNTED=epoch is not None, RECORD=record is not None,
+            RESIDUAL=residual is not None, COUNTED=epoch is not None, RECORD=record is not None, PTX=uses_ptx(),
             num_warps=max(1, min(16, block // 256)),
         )  # fmt: skip
 

@@ -2,8 +2,8 @@
 
 The twin of the FlyDSL op. Writer and readers are programs of one launch, or of launches on two devices at once. The
 writer polls all acknowledgements at the same time, so that the number of readers adds what the memory adds, and not a
-loop's length. Stamps are of each launch's own device (PTX ISA: %globaltimer): those of two devices must never be
-subtracted; from one stamp of the writer to its next is a whole round trip.
+loop's length. Stamps are of each launch's own device, ns of %globaltimer (PTX ISA) or ticks of s_memrealtime (CDNA
+ISA): those of two GPUs must never be subtracted; from one stamp of the writer to its next is a whole round trip.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from dieplace.kernels.triton.handoff import handoff_op, uses_ptx
-from dieplace.kernels.triton.launch import INTERPRETED, on_device_of
+from dieplace.kernels.triton.handoff import handoff_op, poll, poll_one, uses_ptx
+from dieplace.kernels.triton.launch import INTERPRETED, on_device_of, targets_amd
 
 Operands = Mapping[str, torch.Tensor | None]
 LINE_WORDS: tl.constexpr = tl.constexpr(32)
@@ -28,7 +28,9 @@ def _now(CLOCK: tl.constexpr):
     if CLOCK == 1:
         return tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
     elif CLOCK == 2:
-        return tl.extra.hip.memrealtime()
+        return tl.inline_asm_elementwise(
+            "s_memrealtime $0\n s_waitcnt lgkmcnt(0)", "=&s", [], dtype=tl.int64, is_pure=False, pack=1
+        )
     else:
         return tl.zeros((), tl.int64)
 
@@ -37,6 +39,10 @@ def _now(CLOCK: tl.constexpr):
 def _where(CLOCK: tl.constexpr):
     if CLOCK == 1:
         return tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    elif CLOCK == 2:
+        return tl.inline_asm_elementwise(
+            "s_getreg_b32 $0, hwreg(HW_REG_XCC_ID)", "=s", [], dtype=tl.int32, is_pure=False, pack=1
+        )
     else:
         return tl.zeros((), tl.int32)
 
@@ -74,13 +80,13 @@ def _visibility(
             _raise(flag, value, PTX)
             pending = lane < readers
             while (tl.sum(pending.to(tl.int32), axis=0) > 0) & (left > 0):
-                found = tl.load(acks + lane * LINE_WORDS, mask=pending, other=0, volatile=True)
+                found = poll(acks + lane * LINE_WORDS, pending, PTX)
                 pending = pending & (found != value)
                 left -= 1
         else:
             seen = value - 1
             while (seen != value) & (left > 0):
-                seen = tl.load(flag, volatile=True)
+                seen = poll_one(flag, PTX)
                 left -= 1
             if seen == value:
                 tl.store(row + done, _now(CLOCK))
@@ -120,4 +126,4 @@ def clock() -> int:
     """Which nanosecond or constant-rate timer a kernel reads here."""
     if INTERPRETED:
         return NO_CLOCK
-    return HIP_CLOCK if torch.version.hip is not None else CUDA_CLOCK
+    return HIP_CLOCK if targets_amd() else CUDA_CLOCK

@@ -210,44 +210,58 @@ def test_a_partner_that_stays_away_ends_in_one_limit(shards: Shards) -> None:
 
 
 def test_a_flag_publishes_what_was_written_before_it() -> None:
-    """GPU 0 writes a payload into GPU 1's memory and raises a flag there; GPU 1 waits and copies, 200 times."""
+    """GPU 0 writes a payload into GPU 1's memory and raises a flag there; GPU 1 waits and compares, 200 times.
+
+    Nothing is allocated while a kernel waits: memory is mapped for the peer too, which waits for that kernel.
+    """
     import torch
 
-    payload = torch.zeros(1 << 16, device="cuda:1")
-    value = torch.zeros(1, device="cuda:0")
+    from dieplace.probes import triton_stream
+
+    count = 1 << 16
+    payload, seen, wrong = (torch.zeros(count, dtype=torch.int32, device="cuda:1") for _ in range(3))
+    expected = torch.zeros(1, dtype=torch.int32, device="cuda:1")
+    filled, value = (torch.zeros(n, dtype=torch.int32, device="cuda:0") for n in (count, 1))
     flags = {name: torch.zeros(32, dtype=torch.int32, device=f"cuda:{i}")[:1] for i, name in ((1, "go"), (0, "back"))}
-    epochs = [torch.zeros(1, dtype=torch.int32, device=f"cuda:{i}") for i in (0, 1)]
-    status = [torch.zeros(2, dtype=torch.int32, device=f"cuda:{i}") for i in (0, 1)]
-    seen = torch.zeros(1 << 16, device="cuda:1")
-    ones = torch.ones(1 << 16, device="cuda:0")
-    wrong = torch.zeros(1, dtype=torch.int64, device="cuda:1")
-    expected = torch.zeros(1, device="cuda:1")
-    waited = {"value": 1, "spin_limit": 1 << 24}  # in the first round kernels are still being compiled
+    words = [
+        {name: torch.zeros(n, dtype=torch.int32, device=f"cuda:{i}") for name, n in (("epoch", 1), ("status", 2))}
+        for i in (0, 1)
+    ]
+    waited = {"value": 1, "spin_limit": 1 << 24}
+
+    def hand(op: str, index: int, flag: str, attrs: dict[str, int]) -> None:
+        kept = {"epoch": words[index]["epoch"], **({"status": words[index]["status"]} if op == "flag_wait" else {})}
+        run(op, {"flag": flags[flag], **kept}, attrs)
 
     def write() -> None:
-        from dieplace.probes import triton_stream
-
         value.add_(1)
-        filled = (ones * value).view(torch.int32)
-        triton_stream.copy(filled, payload.view(torch.int32), device=0)
-        run("flag_set", {"flag": flags["go"], "epoch": epochs[0]}, {"value": 1})
-        run("flag_wait", {"flag": flags["back"], "status": status[0], "epoch": epochs[0]}, waited)
-        run("epoch_next", {"epoch": epochs[0]})
+        filled.copy_(value.expand(count))
+        triton_stream.copy(filled, payload, device=0)
+        hand("flag_set", 0, "go", {"value": 1})
+        hand("flag_wait", 0, "back", waited)
+        run("epoch_next", {"epoch": words[0]["epoch"]})
 
     def read() -> None:
-        run("flag_wait", {"flag": flags["go"], "status": status[1], "epoch": epochs[1]}, waited)
-        seen.copy_(payload)
+        hand("flag_wait", 1, "go", waited)
+        triton_stream.copy(payload, seen, device=1)
         expected.add_(1)
-        wrong.add_((seen != expected).sum())
-        run("flag_set", {"flag": flags["back"], "epoch": epochs[1]}, {"value": 1})
-        run("epoch_next", {"epoch": epochs[1]})
+        wrong.add_(seen.ne_(expected))
+        hand("flag_set", 1, "back", {"value": 1})
+        run("epoch_next", {"epoch": words[1]["epoch"]})
 
-    streams = [torch.cuda.Stream(device=i) for i in (0, 1)]
-    for _ in range(200):
-        for index, call in ((1, read), (0, write)):
-            with torch.cuda.device(index), torch.cuda.stream(streams[index]):
-                call()
+    for compiled in (True, False):
+        for flag in flags.values():
+            flag.fill_(int(compiled))
+        for tensor in (*(t for one in words for t in one.values()), value, expected, wrong):
+            tensor.zero_()
+        synchronize()
+        for _ in range(1 if compiled else 200):
+            for index, call in ((1, read), (0, write)):
+                with torch.cuda.device(index):
+                    call()
+            if compiled:  # with the flags up already nobody waits: kernels are compiled and memory is there
+                synchronize()
     synchronize()
     for index in (0, 1):
-        require_arrival(status[index], flag="flag", expected=1, waiter=f"gpu{index}")
-    assert int(wrong) == 0 and float(seen[0]) == 200.0
+        require_arrival(words[index]["status"], flag="flag", expected=1, waiter=f"gpu{index}")
+    assert not wrong.any() and int(expected) == 200

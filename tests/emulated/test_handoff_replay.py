@@ -28,13 +28,13 @@ op = partial(registry.run, backend="flydsl", strict=True)
 class Shards:
     """Two shards' tensors on two dies, and what each die was launched with, recorded once."""
 
-    def __init__(self, *, spin_limit: int = 200_000) -> None:
+    def __init__(self, *, spin_limit: int = 200_000, backend: str = "flydsl") -> None:
         self.memory = EmulatedHBM(DOMAINS)
         self.recorded: list[list[Launch]] = [[], []]
         self.set = exchange.between(
             ("p0", "p1"),
             lambda side, shape, dtype: self.new(side, *shape, dtype=getattr(torch, dtype), role="sync_flag"),
-            slots=4, width=WIDTH, spin_limit=spin_limit, backend="flydsl",
+            slots=4, width=WIDTH, spin_limit=spin_limit, backend=backend,
         )  # fmt: skip
         self.x = [self.new(d, WIDTH) for d in (0, 1)]
         self.out = [[self.new(d, WIDTH) for _ in range(2)] for d in (0, 1)]
@@ -109,3 +109,56 @@ def test_a_partner_that_stays_away_is_a_typed_error_and_the_set_is_usable_again(
     for value in (4.0, 5.0):
         assert shards.replay(1, value) == [11 * value] * 4
     shards.set.require_arrival()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_tritons_code_objects_hand_over_between_the_dies(seed: int) -> None:
+    """The same step by Triton's gfx950 code on both dies at once: a second opinion on scopes and on the counter.
+
+    Triton's own choice of instructions is what is tested: it makes buffer accesses of some loads and stores, and drops
+    from them what a hand-off between dies needs.
+    """
+    from dieplace.emulator.execution import Session
+    from dieplace.emulator.triton_launch import triton_kernels
+
+    shards = Shards(backend="triton")
+    calls: list[list[Callable[[], Any]]] = [[], []]
+    for die, (side, out) in enumerate(zip(shards.set.sides, shards.out, strict=True)):
+        for slot in range(2):
+            calls[die] += [partial(side.put, slot, shards.x[die]), partial(side.sum, slot, shards.x[die], out[slot])]
+        calls[die].append(side.next)
+    for value in (1.0, 2.0, 3.0):
+        shards.x[0].fill_(value), shards.x[1].fill_(10 * value)
+        with triton_kernels(), concurrent(seed=seed):
+            for die in (1, 0):
+                with Session(device=f"gpu0/p{die}", memory=shards.memory):
+                    for call in calls[die]:
+                        call()
+        assert [float(t[0]) for side in shards.out for t in side] == [11 * value] * 4
+        shards.set.require_arrival()
+        for side in shards.set.sides:
+            side.inboxes.fill_(-77)
+
+
+def test_tritons_flags_publish_between_the_dies() -> None:
+    """Die 0 fills a row and raises a flag on die 1, which waits, and copies the row."""
+    from dieplace.emulator.execution import Session
+    from dieplace.emulator.triton_launch import triton_kernels
+    from dieplace.probes import triton_stream
+
+    shards = Shards(backend="triton")
+    flag, status = (shards.new(1, n, dtype=torch.int32, role="sync_flag") for n in (32, 2))
+    clock = shards.new(0, 1, dtype=torch.int32, role="sync_flag")
+    given, row = (shards.new(0, 4096, dtype=torch.int32) for _ in range(2))
+    seen = shards.new(1, 4096, dtype=torch.int32)
+    run_triton = partial(registry.run, backend="triton", strict=True)
+    for value in (5, 6):
+        given.fill_(value)
+        with triton_kernels(), concurrent(seed=value):
+            with Session(device="gpu0/p1", memory=shards.memory):
+                run_triton("flag_wait", {"flag": flag[:1], "status": status}, {"value": value, "spin_limit": 100_000})
+                triton_stream.copy(row, seen, device=None)
+            with Session(device="gpu0/p0", memory=shards.memory):
+                triton_stream.copy(given, row, device=None)
+                run_triton("flag_set", {"flag": flag[:1], "epoch": clock}, {"value": value})
+        assert status.tolist() == [0, 0] and seen.unique().tolist() == [value]

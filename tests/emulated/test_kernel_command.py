@@ -147,7 +147,7 @@ def test_a_kernel_that_faults_is_a_failed_case_not_a_traceback(
         ["check", "rmsnorm", "--all"],
         ["check", "rmsnorm", "--limit", "0"],
         ["build", "rmsnorm", "--case", "999"],
-        ["check", "flag_set", "--kernels", "triton"],
+        ["check", "quantize_mxfp8", "--kernels", "triton"],
     ],
 )
 def test_wrong_words_are_usage_errors(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

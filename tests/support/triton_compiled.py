@@ -32,7 +32,7 @@ def kernels(cuda: bool) -> dict[str, tuple[Any, dict[str, str], dict[str, Any], 
         "handoff_put": (handoff._handoff_put, put, {"BLOCK": 256, "COUNTED": True, "PTX": cuda}, 4),
         "handoff_sum": (
             handoff._handoff_sum, {**add, **numbers("n", "tag", "spin_limit")},
-            {"BLOCK": 4096, "RESIDUAL": True, **kept}, 16,
+            {"BLOCK": 4096, "RESIDUAL": True, "PTX": cuda, **kept}, 16,
         ),
         "flag_set": (
             handoff._flag_set, {"flag": I32, "epoch": I32, **numbers("count", "stride", "value")},

@@ -82,7 +82,9 @@ def two_shards(t: dict[str, Tensor], steps: int = 1) -> tuple[list[dict[str, Ten
     slots = found.program(2)
     work = [workspace(SIZES, "cpu") for _ in range(2)]
     halves = [half_of(t, shard, SIZES) for shard in range(2)]
-    launches = [stages(half, w, SIZES, side, slots) for half, w, side in zip(halves, work, found.sides, strict=True)]
+    launches = [
+        stages(half, w, SIZES, side, slots, side.run) for half, w, side in zip(halves, work, found.sides, strict=True)
+    ]
     for _ in range(steps):
         for pair in zip(*launches, strict=True):
             for _, launch in pair:
@@ -143,7 +145,8 @@ def _alone(t: dict[str, Tensor]) -> None:
         return torch.empty(shape, dtype=getattr(torch, dtype))
 
     found = exchange.between(("a", "b"), make, slots=2, width=SIZES.hidden, backend="reference")
-    launches = stages(half_of(t, 1, SIZES), workspace(SIZES, "cpu"), SIZES, found.sides[1], found.program(2))
+    side = found.sides[1]
+    launches = stages(half_of(t, 1, SIZES), workspace(SIZES, "cpu"), SIZES, side, found.program(2), side.run)
     for call in [partial(launch) for _, launch in launches]:
         call()
     found.sides[1].require_arrival()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dieplace.errors import ApplyFailed, DieplaceError, NotVerified, Unsupported, UsageError
 from dieplace.experiments import first_light_marker as markers
 from dieplace.experiments import first_light_modes as modes
-from dieplace.experiments.first_light_bundle import EMULATED, NOT_MI355X, Bundle, Outcome
+from dieplace.experiments.first_light_bundle import AS_FOUND, EMULATED, NOT_MI355X, Bundle, Outcome
 from dieplace.experiments.first_light_catalogue import QUESTIONS
 from dieplace.experiments.first_light_child import converse
 from dieplace.experiments.first_light_drive import EXPERIMENTS, Drive, Talk, modes_in, questions_for
@@ -81,7 +81,7 @@ def _begin(host: Host, folder: Path, found: Preflight, skip: Sequence[str]) -> B
     note = {"emulated": EMULATED, "nvidia": NOT_MI355X}.get(host.backend)
     bundle = Bundle(
         folder=folder, backend=host.backend, origin=host.origin, started=markers.now(),
-        start=" and ".join(modes_in(machine)) or "as found",
+        start=" and ".join(modes_in(machine)) or AS_FOUND,
         parts=tuple(sorted({card.part or "unknown" for card in machine.cards})), cards=len(machine.cards),
         planned=tuple(map(str, found.visits)) if found.switches else (), versions=versions(),
         conditions=collect(machine), missing=tuple(missing), notes=(note,) if note else (),

@@ -30,6 +30,7 @@ EMULATED = (
     " nothing about any hardware"
 )
 NOT_MI355X = "two NVIDIA GPUs stood in for two dies: the answers are theirs and say nothing about an MI355X"
+AS_FOUND = "as found"  # the one state of a node without partition modes
 LIMIT_BYTES = 64 << 20
 
 

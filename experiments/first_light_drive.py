@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dieplace.errors import DieplaceError
 from dieplace.experiments import registry
-from dieplace.experiments.first_light_bundle import Bundle, Outcome
+from dieplace.experiments.first_light_bundle import AS_FOUND, Bundle, Outcome, slug
 from dieplace.experiments.first_light_catalogue import QUESTIONS
 from dieplace.experiments.first_light_child import Lost, converse
 from dieplace.experiments.first_light_marker import Marker, with_put_back, write
@@ -73,7 +73,7 @@ class Drive:
     def look(self, visit: Visit | None) -> Machine:
         """Record the node as it is now."""
         machine = self.host.machine()
-        state = str(visit) if visit is not None else " and ".join(modes_in(machine)) or "as found"
+        state = str(visit) if visit is not None else " and ".join(modes_in(machine)) or AS_FOUND
         if self.host.control is not None:
             may_ask = self.permission.modes
             self.observations.append(observe(self.host.control, visit, may_ask=may_ask))
@@ -177,8 +177,6 @@ class Drive:
         self._end_experiment(name, Outcome("ran", "" if kept else "it gave no run", tuple(kept)))
 
     def _runs(self, name: str, mode: str, in_child: bool) -> Iterator[Mapping[str, Any]]:
-        from dieplace.experiments.first_light_bundle import slug
-
         # Elsewhere an experiment has nodes of its own, or no modes: where the node stands names nothing.
         prefix = f"{name}-{slug(mode)}" if self.host.backend == "amd" else name
         folder = self.bundle.folder / "runs"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dieplace.errors import UsageError
-from dieplace.experiments.first_light_bundle import Bundle, write_text
+from dieplace.experiments.first_light_bundle import AS_FOUND, Bundle, write_text
 from dieplace.experiments.first_light_catalogue import QUESTIONS, question
 from dieplace.experiments.markup import html_table
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dieplace.experiments.first_light_questions import Answer
     from dieplace.run import Run
 
+SHOWN = 6  # sentences of an experiment that stand open on the page
 MARKS = {"answered": "yes", "unknown": "unknown", "refused": "refused", "not-asked": "not asked"}
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f27; margin: 32px auto; max-width: 1020px; padding: 0 20px; }
@@ -45,7 +46,8 @@ def answer_rows(bundle: Bundle) -> list[dict[str, Any]]:
                 "question": one.id, "text": one.text, "source": one.source,
                 "status": found.status if found else "missing",
                 "answer": _word(found), "said": found.said if found else _not_yet(bundle),
-                "mode": found.mode if found else None, "origin": found.origin if found else None,
+                "mode": found.mode if found and found.mode != AS_FOUND else None,
+                "origin": found.origin if found and found.status in ("answered", "unknown") else None,
             }
         )  # fmt: skip
     return rows
@@ -66,7 +68,8 @@ def head_lines(bundle: Bundle) -> list[str]:
     parts = ", ".join(bundle.parts) or "no card"
     lines = [f"First light of {bundle.cards} x {parts} ({bundle.origin}), {bundle.started}: {bundle.state}."]
     lines += list(bundle.notes)
-    lines.append(f"Modes: found in {bundle.start or 'none'}; {bundle.restored_said}.")
+    where = f"found in {bundle.start}" if bundle.start and bundle.start != AS_FOUND else "none here"
+    lines.append(f"Modes: {where}; {bundle.restored_said}.")
     lines += [f"Not visited: {state}: {why}" for state, why in bundle.refused.items()]
     if bundle.missing:
         lines.append(f"Missing: {', '.join(bundle.missing)}.")
@@ -184,9 +187,15 @@ def _experiments_section(bundle: Bundle) -> str:
         runs = _runs(bundle, name)
         said = sentences_of(runs) if runs else []
         if said:
-            parts.append(f"<h3>{escape(name)}</h3>" + "".join(f"<p>{escape(line)}</p>" for line in said))
+            parts.append(f"<h3>{escape(name)}</h3>{_folded(said)}")
     files = "run files lie in runs/: dieplace bench show and bench report read them"
     return "".join([*parts, f"<p class=quiet>{files}</p>"])
+
+
+def _folded(said: Sequence[str]) -> str:
+    """Sentences; what is beyond the first few can be opened."""
+    shown, rest = ("".join(f"<p>{escape(line)}</p>" for line in part) for part in (said[:SHOWN], said[SHOWN:]))
+    return shown + (f"<details><summary>{len(said) - SHOWN} more</summary>{rest}</details>" if rest else "")
 
 
 def _states_section(bundle: Bundle) -> str:

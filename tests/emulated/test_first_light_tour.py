@@ -48,6 +48,7 @@ def words_of(bundle: bundles.Bundle) -> dict[str, str | None]:
     return {name: answer.word for name, answer in bundle.answers.items()}
 
 
+@pytest.mark.slow
 def test_the_whole_tour(place: Path) -> None:
     node, clock = node_in(place)
     host = host_on(node, clock)

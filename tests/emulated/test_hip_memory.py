@@ -552,7 +552,7 @@ def test_any_sequence_accounts_and_leaks_nothing(base: Machine, stub: Stub, step
 
 
 def test_no_probe_on_this_backend_is_told(dpx: Machine) -> None:
-    with pytest.raises(Unsupported, match="no latency probe here: torch .* is built"):
+    with pytest.raises(Unsupported, match=r"no latency probe here: torch .* is built"):
         audit(place(dpx, MIB, Policy.local()), probe=True)
 
 

@@ -15,6 +15,8 @@ from dpx_machine import dpx_machine
 
 from dieplace.codegen.cache_bits import TABLE
 from dieplace.errors import CompileError, Unsupported
+from dieplace.kernels import registry
+from dieplace.kernels.cases import cases
 from dieplace.kernels.triton import OPS
 from dieplace.machine import Machine
 
@@ -33,7 +35,6 @@ from dieplace.probes import triton_chase, triton_stream
 
 MIB = 1 << 20
 BITS = ("sc0", "sc1", "nt")
-DECODE_OPS = [op for op in OPS if not op.startswith(("handoff", "flag", "epoch"))]
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +179,22 @@ def test_the_interpreter_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         pass
 
 
+@pytest.mark.parametrize("op", list(OPS))
+def test_every_op_fits_a_compute_unit_and_knows_where_its_memory_is(op: str) -> None:
+    """No spills, LDS within 160 KiB, and no flat access: that would mean the compiler lost track of an address."""
+    chosen = cases(op, 1)[0]
+    call = registry.check_call(op, chosen.operands, chosen.attrs)
+    kernel = registry.implementation(op, "triton")
+    assert kernel is not None
+    made = launches_of(lambda: kernel(call.operands, call.attrs))
+    assert made
+    for launch in made:
+        needs = launch.resources
+        assert (needs.vgpr_spills, needs.sgpr_spills, needs.scratch_bytes) == (0, 0, 0)
+        assert needs.vgpr <= 512 and launch.dynamic_lds_bytes <= 160 << 10
+        assert not [line for line in body(launch) if line.startswith(("flat_", "scratch_"))]
+
+
 # ---- executed on the emulated card
 
 
@@ -256,7 +273,7 @@ def test_a_gemv_against_float64(machine: Machine) -> None:
     assert traffic is not None and traffic.by_role()["weights"][0].distinct_local == weight.nbytes
 
 
-@pytest.mark.parametrize("op", DECODE_OPS)
+@pytest.mark.parametrize("op", list(OPS))
 def test_a_few_cases_of_every_op_are_right(op: str) -> None:
     with triton_kernels(), Session(two_die=False):
         result = check_op(op, "triton", limit=2)
@@ -264,7 +281,7 @@ def test_a_few_cases_of_every_op_are_right(op: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", DECODE_OPS)
+@pytest.mark.parametrize("op", list(OPS))
 def test_many_cases_of_every_op_are_right(op: str) -> None:
     with triton_kernels(), Session(two_die=False):
         result = check_op(op, "triton", limit=10)

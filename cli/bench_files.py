@@ -17,16 +17,22 @@ if TYPE_CHECKING:
 def load_runs(names: Sequence[str]) -> tuple[Run, ...]:
     """Run files by name; a folder stands for its `*.json` in order of name, or for what its ranks left, merged."""
     from dieplace.experiments.run_shape import check_shape
-    from dieplace.experiments.scale_out_files import has_rank_files, merge_folder
     from dieplace.run import Run
 
-    found = []
+    found: list[Run] = []
     for name in names:
-        if has_rank_files(Path(name)):
+        if _left_by_ranks(Path(name)):
+            from dieplace.experiments.scale_out_files import merge_folder
+
             found += merge_folder(Path(name))
         else:
             found += [check_shape(Run.load(path), str(path)) for path in run_paths([name])]
     return _in_block_order(found)
+
+
+def _left_by_ranks(folder: Path) -> bool:
+    """Whether ranks left runs in it, and no merged run is beside them."""
+    return not any(folder.glob("*.json")) and any(folder.glob("rank-*/*.json"))
 
 
 def run_paths(names: Sequence[str]) -> list[Path]:

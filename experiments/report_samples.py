@@ -10,6 +10,8 @@ from dieplace.experiments import charts_samples, generic_tables
 from dieplace.experiments.link_tables import headline, what_words
 from dieplace.experiments.live_table import arm_words, digits, ranged
 from dieplace.experiments.report_parts import Drawn, Folded, Heading, Part, Said, Tabled
+from dieplace.experiments.statistics import median as with_interval
+from dieplace.experiments.statistics import without_slowest
 from dieplace.run import Point, Run
 
 MOST_SAMPLED = 8  # rows of samples that are shown at once; more are folded
@@ -47,7 +49,7 @@ def _sampled(run: Run, runs: Sequence[Run]) -> Iterator[charts_samples.Sampled]:
     for point in run.points:
         if run.experiment == "link" and not headline(run, point):
             continue
-        names = ("latency_ns", "gb_per_s") if run.experiment == "link" else (main,)
+        names: tuple[str | None, ...] = ("latency_ns", "gb_per_s") if run.experiment == "link" else (main,)
         for name in names:
             label = _link_label(point) if run.experiment == "link" else arm_words(run, point, runs)
             yield from _row(label, name, point)
@@ -60,7 +62,9 @@ def _row(label: str, name: str | None, point: Point) -> Iterator[charts_samples.
         return
     control = point.quantities.get(f"control_{name}")
     text = f"{ranged(quantity, digits(quantity.value))} {quantity.unit}, {len(quantity.samples)} samples"
-    yield charts_samples.Sampled(label, quantity.samples, control.samples if control else (), text)
+    yield charts_samples.Sampled(
+        label, quantity.samples, control.samples if control else (), text, rate=quantity.unit.endswith("/s")
+    )
 
 
 def _link_label(point: Point) -> str:
@@ -69,14 +73,24 @@ def _link_label(point: Point) -> str:
 
 _SPREADS = (
     ("arm", "arm", None), ("count", "samples", "{:d}"), ("least", "least", "{:,.4g}"), ("low", "quarter", "{:,.4g}"),
-    ("median", "median", "{:,.4g}"), ("high", "three quarters", "{:,.4g}"), ("most", "most", "{:,.4g}"),
-    ("again", "A/A median", "{:,.4g}"),
+    ("median", "median [95 %]", None), ("high", "three quarters", "{:,.4g}"), ("most", "most", "{:,.4g}"),
+    ("trimmed", "median [95 %] without the slowest 1 %", None), ("again", "A/A median", "{:,.4g}"),
 )  # fmt: skip
 
 
 def _numbers(row: charts_samples.Sampled) -> dict[str, Any]:
+    """Quartiles, and the median with and without the slowest 1 %: what outliers do is seen, none is dropped."""
     cuts = quantiles(row.samples, n=4, method="inclusive") if len(row.samples) > 1 else [row.samples[0]] * 3
+    slowest = without_slowest(row.samples) if not row.rate else [-s for s in without_slowest([-s for s in row.samples])]
     return {
-        "arm": row.label, "count": len(row.samples), "least": min(row.samples), "low": cuts[0], "median": cuts[1],
-        "high": cuts[2], "most": max(row.samples), "again": median(row.control) if row.control else None,
+        "arm": row.label, "count": len(row.samples), "least": min(row.samples), "low": cuts[0],
+        "median": row.text.rpartition(", ")[0], "high": cuts[2], "most": max(row.samples), "trimmed": _median(slowest),
+        "again": median(row.control) if row.control else None,
     }  # fmt: skip
+
+
+def _median(samples: Sequence[float]) -> str:
+    found = with_interval(samples, seed=0)
+    form = digits(found.value)
+    low, high = (found.value if end is None else end for end in (found.low, found.high))
+    return f"{form.format(found.value)} [{form.format(low)}, {form.format(high)}]"

@@ -13,11 +13,6 @@ from dieplace.run import Run
 RANK_FOLDERS = "rank-*"
 
 
-def has_rank_files(folder: Path) -> bool:
-    """Whether ranks left runs in it, and no merged run is beside them."""
-    return not any(folder.glob("*.json")) and any(folder.glob(f"{RANK_FOLDERS}/*.json"))
-
-
 def merge_folder(folder: Path) -> list[Run]:
     """One run a block from `rank-N/*.json`; UsageError where these are no ranks' files.
 

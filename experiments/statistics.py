@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 from dieplace.errors import UsageError
 
@@ -85,6 +84,8 @@ def drift(samples: Samples, *, block: int = 5, alpha: float = 0.01) -> Drift:
     values = _checked(samples)
     if len(values) < 2 * block or np.ptp(values) == 0:
         return Drift(False, 1.0, 0.0, 1.0, False, "no drift: too few or equal samples")
+    from scipy import stats  # half a second of imports, which what only reads runs has no use for
+
     order = np.arange(len(values))
     p_value = float(stats.kendalltau(order, values).pvalue)
     line = stats.theilslopes(values, order)
@@ -194,6 +195,8 @@ def _bootstrap(values: npt.NDArray[np.float64], seed: int, resamples: int = RESA
     middle = float(np.median(values))
     if len(values) < 2:
         return Estimate(middle, None, None, len(values), why="one sample has no interval")
+    from scipy import stats
+
     found = stats.bootstrap(
         (values,),
         np.median,

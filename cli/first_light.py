@@ -68,12 +68,14 @@ def run_first_light(
 ) -> None:
     """Look, show what would be changed, ask, go, print the answers. Exit 6 where the node is not as it was found."""
     from dieplace.experiments import first_light as command
+    from dieplace.experiments.first_light_bundle import require_new
     from dieplace.experiments.first_light_host import host_for
     from dieplace.experiments.first_light_modes import Permission
     from dieplace.partition.control import check_unit
 
     permission = Permission(allow_mode_changes, allow_unvalidated, tuple(map(check_unit, units)), wait)
     command.check_names(skip)
+    require_new(folder)
     host = host_for(backend, node=settings(ctx).node, rocm_path=rocm_path)
     found = command.preflight(host, permission)
     for line in found.lines:
@@ -185,7 +187,8 @@ def _body(bundle: Bundle) -> Iterator[Table | str]:
     yield Table(columns, page.experiment_rows(bundle), title=f"Experiments, {bundle.origin}")
     yield ""
     yield f"bundle: {bundle.folder}"
-    yield f"report: {bundle.folder / 'report.html'}"
+    if (bundle.folder / "report.html").exists():  # a killed run has none
+        yield f"report: {bundle.folder / 'report.html'}"
 
 
 def _wrapped(lines: list[str]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dieplace.errors import ApplyFailed, DieplaceError, NotVerified, Unsupported, UsageError
 from dieplace.experiments import first_light_marker as markers
 from dieplace.experiments import first_light_modes as modes
-from dieplace.experiments.first_light_bundle import AS_FOUND, EMULATED, NOT_MI355X, Bundle, Outcome
+from dieplace.experiments.first_light_bundle import AS_FOUND, EMULATED, NOT_MI355X, Bundle, Outcome, require_new
 from dieplace.experiments.first_light_catalogue import QUESTIONS
 from dieplace.experiments.first_light_child import converse
 from dieplace.experiments.first_light_drive import EXPERIMENTS, Drive, Talk, modes_in, questions_for
@@ -55,6 +55,7 @@ def first_light(
     """
     permission = permission or Permission()
     check_names(skip)
+    require_new(folder)
     found = found or preflight(host, permission)
     bundle = _begin(host, folder, found, skip)
     pace = Pace(_kinds(host, found), host.origin == "emulated")

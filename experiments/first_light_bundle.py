@@ -126,6 +126,12 @@ def is_bundle(path: str | Path) -> bool:
     return (Path(path) / "bundle.json").is_file()
 
 
+def require_new(folder: Path) -> None:
+    """UsageError where a bundle lies there already: what another machine or day answered is not written over."""
+    if is_bundle(folder):
+        raise UsageError(f"{folder} holds a first-light bundle already", hint="name another folder with --out")
+
+
 def load(path: str | Path) -> Bundle:
     """Read a bundle, also an unfinished one; UsageError says what is wrong with it."""
     folder = Path(path)

@@ -45,7 +45,8 @@ def run(node: Node, *more: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_the_command_in_real_processes(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole of it: a child asks the devices, stdout is one JSON value, progress tells the time left."""
-    done = run(node, "bench", "run", "first-light", "--allow-mode-changes", "-y", *SKIP, "--out", "b", "--json")
+    rest = ["--skip", "poll-reliability", "--skip", "mem-alloc-mode"]
+    done = run(node, "bench", "run", "first-light", "--allow-mode-changes", "-y", *SKIP, *rest, "--out", "b", "--json")
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     value = json.loads(done.stdout)
     assert value["schema"] == "dieplace/bench-run/1" and value["source"] == "emulated" and value["ok"] is True
@@ -116,7 +117,10 @@ def test_a_bundle_stands_alone(node: Node, capsys: pytest.CaptureFixture[str]) -
     assert frame.main(["bench", "show", "a", "b"]) == 2
     assert "name it alone" in capsys.readouterr().err
     assert frame.main(["bench", "show", "a"]) == 0
-    assert "missing" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "missing" in shown and "report:" not in shown
+    assert frame.main([*words(node), *command("--out", "a")]) == 2
+    assert "holds a first-light bundle already" in capsys.readouterr().err
 
 
 # A tour's mutating calls: memory, unload, load, two of the DRM question, and one compute call a card and visit.

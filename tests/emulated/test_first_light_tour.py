@@ -41,7 +41,8 @@ def unable() -> Any:
 
 def go(host: Any, place: Path, **more: Any) -> bundles.Bundle:
     options: dict[str, Any] = {"talk": Here(unable), "skip": NO_EXPERIMENTS, **more}
-    return first_light(host, place / "bundle", options.pop("permission", ALLOWED), **options)
+    folder = place / options.pop("folder", "bundle")
+    return first_light(host, folder, options.pop("permission", ALLOWED), **options)
 
 
 def words_of(bundle: bundles.Bundle) -> dict[str, str | None]:
@@ -290,7 +291,7 @@ def test_nps2_over_a_reboot(place: Path, style: str, word: str) -> None:
     first = go(host_on(node, clock), place)
     assert first.answers["nps2-after-reboot"].status == "not-asked"
     node.reboot()
-    second = go(host_on(node, clock), place, permission=Permission())
+    second = go(host_on(node, clock), place, permission=Permission(), folder="second")
     assert second.answers["nps2-after-reboot"].word == word
 
 

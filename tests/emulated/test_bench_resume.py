@@ -53,13 +53,18 @@ def wait_for(process: subprocess.Popen[str], folder: Path, case: str, count: int
         time.sleep(0.005)
 
 
+@pytest.fixture(scope="module")
+def node() -> Iterator[Any]:
+    with private_node("DPX/NPS2") as made:
+        yield made
+
+
 @pytest.fixture
-def finish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., int]]:
+def finish(node: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
     """The command in this process, in `tmp_path`."""
     monkeypatch.chdir(tmp_path)
-    with private_node("DPX/NPS2") as machine:
-        simulated.install(monkeypatch.setattr, machine)
-        yield lambda *words: frame.main(["--backend", "nvidia", *words])
+    simulated.install(monkeypatch.setattr, node)
+    return lambda *words: frame.main(["--backend", "nvidia", *words])
 
 
 @pytest.fixture(scope="module")

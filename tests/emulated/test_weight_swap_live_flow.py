@@ -29,11 +29,17 @@ OPTIONS = Options(shards=1, arms=("local", "swapped", "interleave-4/8"))
 PLAN = Plan(seed=5, warmups=1, min_blocks=20, max_blocks=20)
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def node() -> Iterator[Any]:
     with private_node("DPX/NPS2") as made:
-        simulated.install(monkeypatch.setattr, made)
         yield made
+
+
+@pytest.fixture
+def machine(node: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The node with simulated devices; each run gives its memory back."""
+    simulated.install(monkeypatch.setattr, node)
+    return node
 
 
 def taken(machine: Any, experiment: str, cases: list[Case], options: Options = OPTIONS, layers: int = 8) -> Run:

@@ -131,5 +131,23 @@ def table(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def stage_table(found: dict[str, Any]) -> str:
+    """Where the time of the layer goes, as Markdown: us, each stage against its floor."""
+    by_name = {row["name"]: row for row in found["cases"]}
+    whole = by_name["layer, Triton ops"]
+    ceiling = by_name[found["ceiling"]]["gb_per_s"]
+
+    def us(ns: float | None) -> str:
+        return "-" if ns is None else f"{ns / 1e3:.1f}"
+
+    lines = ["| stage | MB | floor | alone | in the layer |", "| --- | --- | --- | --- | --- |"]
+    for one in found["layer_stages"]:
+        times = (us(one[key]) for key in ("floor_ns", "alone_ns", "in_layer_ns"))
+        lines.append(f"| {one['stage']} | {one['bytes'] / 1e6:.1f} | {' | '.join(times)} |")
+    nbytes, ns = whole["bytes_per_launch"], whole["median_ns"]
+    lines.append(f"| whole layer | {nbytes / 1e6:.1f} | {us(nbytes / ceiling)} | - | {us(ns)} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     main()

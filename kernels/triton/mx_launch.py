@@ -51,7 +51,7 @@ def gemv(
     common |= overlap_options(overlap)
     if rows >= FROM_ROWS:
         pairs = 32
-        mx_kernels.gemv_long[(triton.cdiv(rows, 2 * pairs),)](*operands, pairs, SLOTS=3, **common)
+        mx_kernels.gemv_long[(triton.cdiv(rows, 2 * pairs),)](*operands, pairs, SLOTS=2, **common)
     else:
         mx_kernels.gemv[(triton.cdiv(rows, 2),)](*operands, U=1, **common)
 
@@ -79,7 +79,7 @@ def down(
     from dieplace.kernels.triton import mx_kernels
 
     chosen, inner = x.shape[1:]
-    warps, rows, pairs = triton.next_power_of_2(chosen), out.shape[1], 1
+    warps, rows, pairs = triton.next_power_of_2(chosen), out.shape[1], 2
     mx_kernels.down[(triton.cdiv(rows, 2 * pairs),)](
         _words(x), ids, weights, _words(blocks), _bytes(scales), out if bias is None else bias, out, H=rows,
         INNER=inner, C=chosen, U=pairs, W=warps, HAS_BIAS=bias is not None, num_warps=warps,

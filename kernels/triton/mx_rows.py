@@ -46,30 +46,38 @@ def lanes_and_words(W: gl.constexpr):
 
 
 @gluon.jit
-def load_x(x, lane, word, K: gl.constexpr, W: gl.constexpr):
+def load_x(x, lane, word, K: gl.constexpr, W: gl.constexpr, PER_WARP: gl.constexpr):
     """x as 32-bit words -> the pairs that each lane multiplies: four [32 W, 4] tensors for each 32 blocks.
 
-    It comes through shared memory. That frees registers, and the barriers around the wait for it keep the loads of
-    weights in front: ptxas moves a load down to where its value is needed, and a program then waits for memory once
-    for each 32 blocks instead of once (seen in the code for sm_90, Triton 3.6).
+    PER_WARP words lie between the x of two warps; 0 is one x for all. It is read in whole lines and handed to the lanes
+    through shared memory: every program reads the same few lines, and each lane for itself, 64 bytes apart, took 16
+    times as many (a copy that passes by the first-level cache made the layer five times as slow on an H200).
+
+    The barrier keeps the loads of weights in front: ptxas moves a load down to where its value is needed, and a
+    program then waits for memory once for each 32 blocks instead of once (seen in the code for sm_90, Triton 3.6).
     """
     L: gl.constexpr = (lane + word).type.layout
-    shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    lines: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [W, 1], [1, 0])
+    row = gl.arange(0, 32 * W, gl.SliceLayout(1, lines))[:, None]
+    column = gl.arange(0, 16, gl.SliceLayout(0, lines))[None, :]
+    read = ()
+    for step in gl.static_range((K // 32 + 31) // 32):
+        block = step * 32 + row % 32
+        at = x + row // 32 * PER_WARP + block * 16 + column
+        read = read + (gl.load(at, mask=block < K // 32, other=0),)  # noqa: RUF005
+    gl.inline_asm_elementwise(_BARRIER, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     pieces = ()
     for step in gl.static_range((K // 32 + 31) // 32):
-        block = step * 32 + lane % 32
-        for w in gl.static_range(4):
-            piece = gl.allocate_shared_memory(gl.int32, [32 * W, 4], shared)
-            copy_to_shared(piece, x + block * 16 + 4 * w + word, mask=block < K // 32)
-            pieces = pieces + (piece,)  # noqa: RUF005
-    async_copy.commit_group()
-    gl.inline_asm_elementwise(_BARRIER, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-    async_copy.wait_group(0)
+        # Sixteen-byte pieces of a row change places with the row, so that eight lanes meet no bank twice.
+        piece = gl.allocate_shared_memory(gl.int32, [32 * W, 16], gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
+        piece.store(read[step])
+        pieces = pieces + (piece,)  # noqa: RUF005
     held = ()
-    for n in gl.static_range(4 * ((K // 32 + 31) // 32)):
-        stored = pieces[n].load(L)
-        mine = gl.inline_asm_elementwise(_PAIRS, _PAIRS_OPERANDS, [stored], dtype=gl.int32, is_pure=True, pack=4)
-        held = held + (mine,)  # noqa: RUF005
+    for step in gl.static_range((K // 32 + 31) // 32):
+        for w in gl.static_range(4):
+            stored = pieces[step].slice(4 * w, 4, 1).load(L)
+            mine = gl.inline_asm_elementwise(_PAIRS, _PAIRS_OPERANDS, [stored], dtype=gl.int32, is_pure=True, pack=4)
+            held = held + (mine,)  # noqa: RUF005
     return held
 
 

@@ -18,26 +18,28 @@ Operands = Mapping[str, torch.Tensor | None]
 
 
 @triton.jit
-def _not_finite(value, inside):
-    wrong = (value != value) | (tl.abs(value) == float("inf"))
-    return tl.sum(tl.where(inside & wrong, 1, 0), axis=0)
+def _choose(logits, ids, weights, E: tl.constexpr, EP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr):
+    """Store the K largest of E logits and the softmax over them; returns how many logits are not finite.
 
-
-@triton.jit
-def _choose(value, expert, ids, weights, E: tl.constexpr, EP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr):
-    """Store the K largest of E values, and the softmax over them."""
-    place = tl.arange(0, KP)
-    # NaN compares false with everything, so it is taken as -inf; chosen and padding experts fall below it.
-    value = tl.where(value != value, float("-inf"), value)
-    free = expert < E
+    A logit and its place are one number, the lower place the larger, so that a round is one search. Logits are read
+    from the second-level cache, where other programs may have left them.
+    """
+    expert, place = tl.arange(0, EP), tl.arange(0, KP)
+    value = tl.load(logits + expert, mask=expert < E, other=0.0, cache_modifier=".cg")
+    bits = (value + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    # NaN comes behind -inf, and padding behind NaN.
+    ordered = tl.where(expert < E, tl.where(value != value, -0x7FFFFFFF, ordered), -0x80000000)
+    key = (ordered.to(tl.int64) << 32) | (EP - 1 - expert).to(tl.int64)
     chosen = tl.zeros((KP,), tl.int32)
     score = tl.full((KP,), float("-inf"), tl.float32)
     for k in tl.static_range(K):
-        top = tl.max(tl.where(free, value, float("-inf")), axis=0)
-        best = tl.min(tl.where(free & (value == top), expert, EP), axis=0)
-        chosen = tl.where(place == k, best, chosen)
-        score = tl.where(place == k, top, score)
-        free = tl.where(expert == best, False, free)
+        top = tl.max(key, axis=0)
+        key = tl.where(key == top, -0x8000000000000000, key)
+        found = (top >> 32).to(tl.int32)
+        back = (found ^ ((found >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+        chosen = tl.where(place == k, EP - 1 - (top & 0x7FFFFFFF).to(tl.int32), chosen)
+        score = tl.where(place == k, tl.where(back != back, float("-inf"), back), score)
     highest = tl.max(score, axis=0)
     flat = highest == float("-inf")
     p = tl.where(place < K, tl.where(flat, 1.0, tl.exp(score - tl.where(flat, 0.0, highest))), 0.0)
@@ -46,6 +48,8 @@ def _choose(value, expert, ids, weights, E: tl.constexpr, EP: tl.constexpr, K: t
     p = tl.where(highest == float("inf"), shared, p)
     tl.store(ids + place, chosen, mask=place < K)
     tl.store(weights + place, p / tl.sum(p, axis=0), mask=place < K)
+    wrong = (value != value) | (tl.abs(value) == float("inf"))
+    return tl.sum(tl.where((expert < E) & wrong, 1, 0), axis=0)
 
 
 @triton.jit
@@ -55,12 +59,9 @@ def _router_topk(
 ):  # fmt: skip
     let_next_start(OVERLAP)
     wait_for_previous(OVERLAP)
-    expert = tl.arange(0, EP)
     bad = 0
     for token in range(T):
-        value = tl.load(logits + token * E + expert, mask=expert < E, other=0.0)
-        bad += _not_finite(value, expert < E)
-        _choose(value, expert, ids + token * K, weights + token * K, E, EP, K, KP)
+        bad += _choose(logits + token * E, ids + token * K, weights + token * K, E, EP, K, KP)
     tl.store(nonfinite, bad)
 
 
@@ -95,10 +96,7 @@ def _norm_router(
     tl.debug_barrier()
     if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == E - 1:
         tl.store(arrived, 0)
-        expert = tl.arange(0, EP)
-        value = tl.load(logits + expert, mask=expert < E, other=0.0, cache_modifier=".cg")
-        tl.store(nonfinite, _not_finite(value, expert < E))
-        _choose(value, expert, ids, weights, E, EP, K, KP)
+        tl.store(nonfinite, _choose(logits, ids, weights, E, EP, K, KP))
 
 
 @triton_op

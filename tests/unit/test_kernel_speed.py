@@ -1,0 +1,59 @@
+"""Rows of the speed run: a rate only where bytes move, floors from the same run's ceiling, and the stages' own bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dieplace.experiments.kernel_speed import result, table
+from dieplace.experiments.layer_speed import Layer, stage_bytes
+from dieplace.experiments.timed_cases import NO_BYTES, Speed, rows
+
+
+def speed(name: str, nbytes: int, *samples_ns: float) -> Speed:
+    return Speed(name, nbytes, 1, samples_ns)
+
+
+def test_a_rate_is_bytes_over_the_median_and_none_without_bytes() -> None:
+    """Three samples of 1, 2 and 9 us: the median is 2 us, so 8,000 bytes are 4 GB/s."""
+    read, norm = rows([speed("read", 8000, 1000.0, 9000.0, 2000.0), speed("norm", 0, 5.0)], speed("top", 8000, 1000.0))
+    assert read["gb_per_s"] == 4.0 and read["of_ceiling"] == 0.5 and "gb_per_s_why" not in read
+    assert norm["gb_per_s"] is None and norm["of_ceiling"] is None
+    assert norm["gb_per_s_why"] == norm["of_ceiling_why"] == NO_BYTES
+
+
+def test_floors_are_bytes_at_the_faster_of_copy_and_read() -> None:
+    speeds = [speed("torch copy_", 4000, 1000.0), speed("streaming read", 8000, 1000.0)]
+    stages = [
+        {"stage": "qkv", "bytes": 16000, "alone_ns": 5000.0, "in_layer_ns": 3000.0},
+        {"stage": "norm", "bytes": 0, "alone_ns": 2000.0, "in_layer_ns": 1000.0},
+    ]
+    found = result(speeds, stages, {"device": "made up"})
+    assert found["ceiling"] == "streaming read" and found["device"] == "made up"
+    qkv, norm = found["layer_stages"]
+    assert qkv["floor_ns"] == 2000.0
+    assert norm["floor_ns"] is None and norm["floor_ns_why"] == "activations only"
+    assert any("floor 2.00 us, alone 5.00 us, in the layer 3.00 us" in line for line in table(found))
+
+
+def test_stages_read_every_byte_of_the_layer_once() -> None:
+    """By name and by the layer's own sum, of experts the four of 128 that are chosen."""
+    small = {"qkv_b": 64, "qkv_s": 4, "o_b": 32, "o_s": 2, "router": 8, "k": 16, "v": 16}
+    experts = {"up_b": 128 * 64, "up_s": 128 * 4, "down_b": 128 * 32, "down_s": 128 * 2}
+    layer = Layer({name: torch.zeros(size, dtype=torch.uint8) for name, size in (small | experts).items()})
+    names = ("norm", "qkv", "attention", "o_proj", "router", "gate_up", "down")
+    by_stage = {name: stage_bytes(layer, name) for name in names}
+    assert by_stage == {
+        "norm": 0, "qkv": 68, "attention": 32, "o_proj": 34, "router": 8, "gate_up": 4 * 68, "down": 4 * 34,
+    }  # fmt: skip
+    assert sum(by_stage.values()) == layer.read_bytes
+
+
+def test_without_a_gpu_the_module_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    from dieplace.experiments.kernel_speed import main
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU: the module would measure it")
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 3 and "NVIDIA GPU" in capsys.readouterr().err

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dieplace.experiments.live_tables import LiveTable
     from dieplace.run import Run
 
+MOST_COLUMNS = 7  # more cannot be read in 80 characters
 MOST_ARMS_ACROSS = 4  # a column each fits 80 characters; more are in the report
 
 
@@ -47,6 +48,9 @@ def live_parts(found: Sequence[LiveTable], payload: dict[str, Any]) -> list[Tabl
             for key, header, form in one.columns
             if any(row.get(key) not in (None, "") for row in one.rows)
         ]
+        if len(columns) > MOST_COLUMNS and all(column.right for column in columns[1:]):  # a column an arm
+            parts += [Prose(f"{one.title}: {len(columns) - 1} columns, in the report or with --json"), ""]
+            continue
         parts += [Table(columns, list(one.rows), title=one.title, notes=[f"  {one.note}"] if one.note else []), ""]
     return [*parts, *map(Prose, payload["verdicts"]), "", *(Prose(f"note: {note}") for note in payload["notes"])]
 

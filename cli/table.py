@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 RULE = "─"
+_JOINT = "\ue000"  # stands for a space that a line is not broken at; no white space to Python
 PLAIN = str.maketrans(
     {
         "─": "-",
@@ -106,11 +108,17 @@ def _text(column: Column, value: Any) -> str:
 
 
 def _fit(headers: list[str], cells: list[list[str]], columns: Sequence[Column], width: int) -> list[int]:
-    """Natural widths, then the widest left-aligned column gives way until the row fits."""
+    """Natural widths; what is too wide gives way in turn: texts between words, headers of numbers, then words too."""
     widths = [max([len(head), *(len(row[i]) for row in cells)]) for i, head in enumerate(headers)]
+    whole = [
+        max([4, _longest(head), *(_least(row[i], column) for row in cells)])
+        for i, (head, column) in enumerate(zip(headers, columns, strict=True))
+    ]
     least = [max(4, max((len(word) for word in head.split()), default=4)) for head in headers]
     while sum(widths) + 2 * (len(widths) - 1) > width:
-        loose = [i for i, column in enumerate(columns) if not column.right and widths[i] > least[i]]
+        loose = [i for i, column in enumerate(columns) if not column.right and widths[i] > whole[i]]
+        loose = loose or [i for i in range(len(widths)) if widths[i] > whole[i]]
+        loose = loose or [i for i, column in enumerate(columns) if not column.right and widths[i] > least[i]]
         loose = loose or [i for i in range(len(widths)) if widths[i] > 4]
         if not loose:
             break
@@ -118,8 +126,27 @@ def _fit(headers: list[str], cells: list[list[str]], columns: Sequence[Column], 
     return widths
 
 
+def _least(cell: str, column: Column) -> int:
+    """Below this width a cell would be broken within a number or a word."""
+    return len(cell) if column.right else _longest(cell)
+
+
+def _longest(text: str) -> int:
+    return max((len(word) for word in _bound(text).split()), default=0)
+
+
+def _bound(text: str) -> str:
+    """An interval or a size as one word: `[63.3, 63.7]` and `16 MiB` are never broken while there is room for them."""
+    return re.sub(r"\[[^\[\]]*\]|\d [KMG]i?B\b", lambda found: found.group().replace(" ", _JOINT), text)
+
+
+def _broken(cell: str, width: int) -> list[str]:
+    bound = _bound(cell) if _longest(cell) <= width else cell  # where there is no room it may as well break at a comma
+    return [part.replace(_JOINT, " ") for part in textwrap.wrap(bound, width, break_on_hyphens=False)]
+
+
 def _lines(cells: list[str], widths: list[int], columns: Sequence[Column]) -> list[str]:
-    stacks = [textwrap.wrap(cell, w, break_on_hyphens=False) or [""] for cell, w in zip(cells, widths, strict=True)]
+    stacks = [_broken(cell, w) or [""] for cell, w in zip(cells, widths, strict=True)]
     lines = []
     for depth in range(max(len(stack) for stack in stacks)):
         parts = [stack[depth] if depth < len(stack) else "" for stack in stacks]

@@ -25,6 +25,7 @@ class Sampled:
     samples: tuple[float, ...]
     control: tuple[float, ...] = ()
     text: str = ""
+    rate: bool = False  # the slowest samples of a rate are the lowest
 
 
 def samples(rows: Sequence[Sampled], *, describe: str) -> str:

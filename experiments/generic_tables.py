@@ -35,11 +35,11 @@ def tables(runs: Sequence[Run]) -> list[LiveTable]:
     columns = (
         ("arm", "arm", None),
         *((f"factor_{key}", _spaced(key), None) for key in varying if _tells(key, found)),
-        *((f"shown_{name}", _header(name, found), None) for name in names),
+        *((f"shown_{name}", _header(name, found), None) for name in names if not name.startswith("control_")),
     )
     steady = {key: found[0][1].factors.get(key) for key in factors if key not in varying}
     note = "".join(f" {_spaced(key)}: {_text(value)}." for key, value in steady.items() if value not in (None, [], ""))
-    title = f"{runs[0].experiment}, {runs[0].origin}"
+    title = f"Every point of {runs[0].experiment}, {runs[0].origin}"
     main = main_quantity(runs[0])
     unit = next((p.quantities[main].unit for _, p in found if main in p.quantities), "") if main else ""
     return [LiveTable(title, columns, rows, (note + _whys(found)).strip(), _bars(runs, main), unit)]

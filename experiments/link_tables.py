@@ -8,7 +8,7 @@ from dieplace.experiments.charts import Bar
 from dieplace.experiments.live_table import LiveTable, Row, ranged, size_words, spread
 from dieplace.run import Point, Run
 
-_FIRST = (("reader", "by", None), ("size", "set", None), ("cache", "cache", None), ("arm", "arm", None))
+_FIRST = (("reader", "by", None), ("held", "set", None), ("arm", "arm", None))
 _RATIO = ("ratio", "x near [95 %]", None)
 _NOTE = (
     "x near: time over that of the first arm, median of pairs; the first arm's own is the A/A control. Warm: the last"
@@ -40,6 +40,7 @@ def _row(point: Point, names: Sequence[str]) -> Row:
         "directions": factors["directions"],
         "arm": point.arm,
         "cache": factors["cache"],
+        "held": f"{size_words(factors['working_set_bytes'])}, {factors['cache']}",
     }
     for name in names:
         row |= spread(name, point.quantities.get(name))

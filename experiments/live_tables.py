@@ -28,7 +28,11 @@ def is_live(runs: Sequence[Run]) -> bool:
 
 
 def tables(runs: Sequence[Run]) -> list[LiveTable]:
-    """Every table of these runs, in order of showing."""
+    """Every table of these runs that has something in it, in order of showing."""
+    return [table for table in _tables(runs) if table.rows and table.columns]
+
+
+def _tables(runs: Sequence[Run]) -> list[LiveTable]:
     if runs[0].experiment == "scale-out":
         from dieplace.experiments import scale_out_tables
 
@@ -69,7 +73,7 @@ def _arm(runs: Sequence[Run], run: Run, point: Point) -> str:
 
 
 def _base(name: str) -> str:
-    return f"`{name.removeprefix('time_over_').replace('_', ' ')}`"
+    return name.removeprefix("time_over_").replace("_", " ")
 
 
 def _verdict(run: Run, point: Point, ratio: Quantity) -> str:

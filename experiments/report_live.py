@@ -16,6 +16,8 @@ from dieplace.experiments.report_sections import MOST_OPEN, ROLE_WORDS
 from dieplace.experiments.step_tables import RESIDENCY, is_step
 from dieplace.run import Point, Quantity, Run
 
+MOST_LISTED = 14  # verdicts that are shown at once
+
 
 def sections(runs: Sequence[Run], ceilings: Ceilings | None, level: int = 2) -> list[Part]:
     """All sections of one measured experiment; `ceilings` are those of the page's `link` run, where it has one."""
@@ -38,7 +40,9 @@ def _verdicts(lines: Sequence[str]) -> list[Part]:
     """A few stand out; many are a list."""
     if len(lines) <= MOST_OPEN:
         return [Said(line, "verdict") for line in lines]
-    return [Listed("What was found", tuple(lines))]
+    rest = (Listed("", tuple(lines[MOST_LISTED:])),)
+    more = [Folded(f"{len(lines) - MOST_LISTED} more findings", rest)] if len(lines) > MOST_LISTED else []
+    return [Listed("What was found", tuple(lines[:MOST_LISTED])), *more]
 
 
 def _table(table: LiveTable, level: int) -> list[Part]:

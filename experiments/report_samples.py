@@ -50,9 +50,9 @@ def _sampled(run: Run, runs: Sequence[Run]) -> Iterator[charts_samples.Sampled]:
         if run.experiment == "link" and not headline(run, point):
             continue
         names: tuple[str | None, ...] = ("latency_ns", "gb_per_s") if run.experiment == "link" else (main,)
-        for name in names:
+        for each in names:
             label = _link_label(point) if run.experiment == "link" else arm_words(run, point, runs)
-            yield from _row(label, name, point)
+            yield from _row(label, each, point)
 
 
 def _row(label: str, name: str | None, point: Point) -> Iterator[charts_samples.Sampled]:

@@ -110,6 +110,8 @@ def _check_live_point(run: Run, point: Point) -> None:
         _want(stage["stage"], str, "a stage's name")
         if stage.get("us") is not None:
             _number(stage["us"], "us of a stage")
+    for key in ("evidence", "moved_evidence"):
+        _want((point.residency_before or {}).get(key) or "", str, key)
     for homes in _mapping((point.residency_before or {}).get("bytes_by_role_and_domain", {}), "homes").values():
         for nbytes in _mapping(homes, "bytes of a role").values():
             _number(nbytes, "bytes in a domain")
@@ -117,7 +119,8 @@ def _check_live_point(run: Run, point: Point) -> None:
 
 def _numbers_of(point: Point) -> None:
     for name, quantity in point.quantities.items():
-        _want(quantity.method, str, f"method of {name}")
+        for text in (quantity.method, quantity.unit):
+            _want(text, str, f"method or unit of {name}")
         _want(quantity.why or "", str, f"why of {name}")
         for value in quantity.by_set.values():
             _number(value, f"{name} of {point.arm} in a parameter set")

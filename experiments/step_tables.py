@@ -18,7 +18,10 @@ def is_step(runs: Sequence[Run]) -> bool:
 
 def time_table(runs: Sequence[Run]) -> LiveTable:
     """One row an arm: moved bytes, evidence, time, ratio to local, and the prediction where one was made."""
-    names = ("layer_us", "time_over_local", "predicted_us", "predicted_over_measured")
+    names = [
+        *("layer_us", "time_over_local", "predicted_us", "predicted_over_measured"),
+        *("predicted_together_us", "predicted_together_over_measured"),
+    ]
     rows = []
     for run, point in points_of(runs):
         row: Row = {"run": run.block, "arm": arm_words(run, point, runs), "cache": point.factors.get("cache")}
@@ -29,24 +32,31 @@ def time_table(runs: Sequence[Run]) -> LiveTable:
         row["time"] = ranged(point.quantities.get("layer_us"), "{:.1f}")
         row["ratio"] = ranged(point.quantities.get("time_over_local"), "{:.3f}")
         rows.append(row)
+    several = len({row["evidence"] for row in rows}) > 1
     columns = (
         ("arm", "arm", None),
         ("moved_mb", "moved MB", "{:.1f}"),
-        ("evidence", "these are", None),
+        *((("evidence", "these are", None),) if several else ()),
         ("time", "layer us [95 %]", None),
         ("ratio", "x local [95 %]", None),
         ("predicted_us", "predicted us", "{:.1f}"),
-        ("predicted_over_measured", "predicted / measured", "{:.3f}"),
+        ("predicted_over_measured", "of measured", "{:.3f}"),
+        ("predicted_together_us", "together us", "{:.1f}"),
+        ("predicted_together_over_measured", "of measured", "{:.3f}"),
     )
     return LiveTable(f"Time of one layer, {runs[0].origin}", columns, tuple(rows), _time_note(runs, rows), _bars(runs))
 
 
 def _time_note(runs: Sequence[Run], rows: Sequence[Row]) -> str:
-    formula = str(runs[0].facts.get("prediction", {}).get("formula", ""))
+    told = runs[0].facts.get("prediction", {})
+    formula = str(told.get("formula", ""))
+    if any(row["predicted_together_us"] is not None for row in rows):
+        formula += f"; together: {told.get('together_formula', '')}"
+    evidence = rows[0]["evidence"] if len({row["evidence"] for row in rows}) == 1 else None
     caches = ", ".join(dict.fromkeys(str(row["cache"]) for row in rows if row["cache"]))
     notes = "".join(f" {note}." for note in dict.fromkeys(note for _, point in points_of(runs) for note in point.notes))
     return (
-        "Moved: bytes that a layer reads from the peer, and how their home is known."
+        f"Moved: bytes that a layer reads from the peer{f'; their home is {evidence}' if evidence else ''}."
         f"{f' Caches: {caches}.' if caches else ''} x local: median of pairs; that of local itself is the A/A control."
         f"{f' Formula: {formula}; P marks it in the chart.' if formula else ''}{notes}"
     )

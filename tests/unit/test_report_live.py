@@ -59,7 +59,7 @@ def flags_run(points: int = 4, **facts: Any) -> Run:
     made = tuple(
         Point(
             f"{n} pollers",
-            {"visibility_ns": quantity(900.0 + 100 * n), "time_over_one": Quantity("x", "measured", n)},
+            {"visibility_ns": quantity(900.0 + 100 * n), "time_over_one": Quantity("x", "measured", n, n, n, "pairs")},
             factors={"pollers": n, "home": "consumer" if n % 2 else "producer", "memory_class": "system"},
         )
         for n in range(1, points + 1)
@@ -179,7 +179,7 @@ def test_matrix_of_the_page_is_that_of_the_file(link: Run) -> None:
 
 def test_an_unknown_experiment_is_shown_and_not_refused() -> None:
     run = check_shape(flags_run(), "run.json")
-    (table, _) = live_tables.tables([run])
+    (table,) = live_tables.tables([run])
     assert generic_tables.main_quantity(run) == "visibility_ns"
     assert [row["factor_pollers"] for row in table.rows] == ["1", "2", "3", "4"]
     assert [row["factor_home"] for row in table.rows] == ["consumer", "producer", "consumer", "producer"]
@@ -263,3 +263,37 @@ def test_the_command_writes_markdown_of_several_experiments(
     )  # fmt: skip
     assert frame.main(["bench", "show", str(LINK), str(SWAP)]) == 2
     assert "dieplace bench report" in capsys.readouterr().err
+
+
+def test_the_slowest_are_drawn_and_looked_at_beside() -> None:
+    """Case h15: 99 samples of 100 ns and one of 2,000: all drawn, medians with and without the slowest 1 %."""
+    samples = (*(100.0 + 0.01 * (i % 7) for i in range(99)), 2000.0)
+    run = flags_run()
+    slow = Quantity("ns", "measured", statistics.median(samples), 100.0, 100.1, "median", samples)
+    rate = Quantity("GB/s", "measured", 10.0, 9.9, 10.1, "median", (*(10.0,) * 99, 0.1))
+    points = (replace(run.points[0], quantities={"visibility_ns": slow}), Point("rate", {"visibility_ns": rate}))
+    text = report.page([replace(run, points=points)])
+    assert text.count("<circle") == 200
+    cells = Page(text).texts["td"]
+    assert "2,000" in cells and "0.1" in cells  # the outliers themselves: the slowest time, the lowest rate
+    trimmed = statistics.median(sorted(samples)[:-1])
+    assert sum(cell.startswith(f"{trimmed:.1f} [") for cell in cells) >= 1
+    assert "10.00 [10.00, 10.00]" in cells
+
+
+def test_low_clocks_leave_the_table_whole_and_conclude_nothing(
+    swap: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Case h7 at the command: clocks at 59 % throughout: exit 0, every number shown, no verdict."""
+    path = replace(swap, facts={**swap.facts, "clock_share": 0.59}).save(tmp_path / "run.json")
+    assert frame.main(["bench", "show", str(path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "swapped is too noisy to say, because clocks at 59%" in out and "slower" not in out
+    for point in swap.points:
+        assert f" {point.quantities['layer_us'].value:.1f} " in out
+
+
+def test_many_findings_are_folded_and_none_is_lost() -> None:
+    text = report.page([flags_run(40)])
+    said = [line for line in Page(text).texts["li"] if line.startswith("measured:")]
+    assert len(said) == 40 and "26 more findings" in text

@@ -22,12 +22,13 @@ class Held:
 
 @dataclass(frozen=True)
 class Place:
-    """One die or GPU: its name, who computes on it, its parts (XCDs) and what lies in its HBM."""
+    """One die, GPU or host node: its name, who computes on it, its parts (XCDs) and what lies in its memory."""
 
     name: str
     reader: str
     held: tuple[Held, ...]
     parts: tuple[str, ...] = ()
+    memory: str = "its HBM"
 
 
 def places(found: Sequence[Place], *, link: str, describe: str) -> str:
@@ -59,7 +60,8 @@ def _box(place: Place, x: float, top: float, height: float) -> list[str]:
         body.append(rect(left, top + 32, step - 7, 24, colour("unit"), stroke=colour("edge")))
         body.append(text(left + (step - 7) / 2, top + 48, part, anchor="middle", size=11))
     level = top + (78 if place.parts else 48)
-    body.append(text(x + 14, level, "in its HBM:" if place.held else "nothing in its HBM", size=12, ink="faint"))
+    told = f"in {place.memory}:" if place.held else f"nothing in {place.memory}"
+    body.append(text(x + 14, level, told, size=12, ink="faint"))
     for number, item in enumerate(place.held):
         y = level + 22 + 24 * number
         label = f"{item.role}, {item.user}" if item.user else item.role

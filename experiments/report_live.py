@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from dieplace.experiments import charts, charts_places, generic_tables, link_matrix, live_tables, report_samples
+from dieplace.experiments import (
+    charts,
+    charts_places,
+    generic_tables,
+    link_matrix,
+    live_tables,
+    report_homes,
+    report_samples,
+)
 from dieplace.experiments.charts_places import MatrixCell
 from dieplace.experiments.link_tables import headline
 from dieplace.experiments.live_table import LiveTable, arm_words, digits, points_of, ranged, size_words
-from dieplace.experiments.markup import show_bytes
 from dieplace.experiments.report_parts import Drawn, Folded, Heading, Listed, Part, Said, Tabled
-from dieplace.experiments.report_sections import MOST_OPEN, ROLE_WORDS
+from dieplace.experiments.report_sections import MOST_OPEN
 from dieplace.experiments.step_tables import RESIDENCY, is_step
 from dieplace.run import Point, Quantity, Run
 
@@ -30,7 +36,7 @@ def sections(runs: Sequence[Run], ceilings: Ceilings | None, level: int = 2) -> 
         parts += _table(table, level)
     parts += _waterfalls(runs, word, level) if is_step(runs) else []
     parts += _roofline(runs, ceilings, word, level)
-    parts += _homes(runs, word, level)
+    parts += report_homes.sections(runs, level)
     for table in (one for one in tables if one.title == RESIDENCY):
         parts += _table(table, level)
     return [*parts, *report_samples.sections(runs, word, level)]
@@ -231,63 +237,3 @@ def _stage_us(point: Point) -> dict[str, float]:
             return {}
         found[str(stage["stage"])] = float(stage["us"])
     return found
-
-
-def _homes(runs: Sequence[Run], word: str, level: int) -> list[Part]:
-    parts: list[Part] = []
-    for run, point in points_of(runs):
-        by_role = (point.residency_before or {}).get("bytes_by_role_and_domain")
-        if not isinstance(by_role, Mapping) or not by_role:
-            continue
-        places = list(_places(run, by_role))
-        evidence, moved = ((point.residency_before or {}).get(key) for key in ("evidence", "moved_evidence"))
-        title = f"{arm_words(run, point, runs)}: {f'what moves is {moved}, the rest ' if moved else ''}{evidence}"
-        link = _crossing(point)
-        picture = charts_places.places(places, link=link, describe=f"bytes by home, {point.arm}")
-        parts += [Heading(title, level + 1), Drawn(picture, (Said(link.replace("\n", " ")),) if link else ())]
-    if not parts:
-        return []
-    most = 2 * MOST_OPEN
-    rest = [Folded("more arms", tuple(parts[most:]))] if len(parts) > most else []
-    return [Heading(f"Where the bytes lay, from the audit ({runs[0].source})", level), *parts[:most], *rest]
-
-
-def _places(run: Run, by_role: Mapping[str, Mapping[str, Any]]) -> Iterator[charts_places.Place]:
-    """The memory of every visible GPU or die, with what lay in it; others only where something did."""
-    visible = run.facts.get("visible")
-    used = {home for homes in by_role.values() for home in homes}
-    part_of = {card["id"]: card.get("part") for card in run.machine.get("cards", ())}
-    one_reader = run.workload.get("shards") == 1
-    for domain in run.machine.get("domains", ()):
-        devices = [d["id"] for d in run.machine.get("devices", ()) if d.get("domain") == domain["id"]]
-        if domain["id"] not in used and not (devices and (visible is None or set(devices) & set(visible))):
-            continue
-        if domain.get("card") is None and domain["id"] not in used:
-            continue
-        held = tuple(
-            charts_places.Held(ROLE_WORDS.get(role, role), "", show_bytes(homes[domain["id"]]))
-            for role, homes in by_role.items()
-            if homes.get(domain["id"])
-        )
-        computing = _computes(run, devices) if one_reader else devices
-        name = str(part_of.get(domain.get("card")) or "").removeprefix("NVIDIA ")
-        label = f"{domain['id']} {name}".strip()
-        yield charts_places.Place(label, f"computes: {', '.join(computing)}" if computing else "", held)
-
-
-def _computes(run: Run, devices: Sequence[str]) -> list[str]:
-    """Of one shard, the device that ran it: named by the run, else the first in the runtime's order."""
-    named = run.facts.get("executing")
-    if isinstance(named, (list, tuple)):
-        return [device for device in devices if device in named]
-    indexed = [
-        (d["runtime_index"], d["id"]) for d in run.machine.get("devices", ()) if d.get("runtime_index") is not None
-    ]
-    return [device for device in devices if indexed and device == min(indexed)[1]]
-
-
-def _crossing(point: Point) -> str:
-    far = point.factors.get("bytes_read_far", point.factors.get("moved_bytes_per_layer"))
-    if not isinstance(far, (int, float)):
-        return ""
-    return f"{show_bytes(far)} a layer\ncross the link"

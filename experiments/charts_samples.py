@@ -13,7 +13,7 @@ from statistics import median
 from dieplace.experiments.charts_draw import WIDTH, colour, dot, legend, line, nice_ticks, short, svg, text
 
 ROW, GAP, TOP = 108, 26, 26
-_LEFT, _TIME, _BETWEEN, _SPREAD = 64, 500, 66, 270
+_LEFT, _TIME, _BETWEEN, _SPREAD = 64, 500, 66, 260
 _LABEL = 20
 
 

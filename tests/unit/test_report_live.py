@@ -11,7 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from html_page import Page
+from html_page import Page, require_inside_frames
 
 from dieplace.cli import main as frame
 from dieplace.experiments import charts, charts_samples, generic_tables, live_tables, report
@@ -297,3 +297,20 @@ def test_many_findings_are_folded_and_none_is_lost() -> None:
     text = report.page([flags_run(40)])
     said = [line for line in Page(text).texts["li"] if line.startswith("measured:")]
     assert len(said) == 40 and "26 more findings" in text
+
+
+def test_every_chart_keeps_inside_its_frame(link: Run, swap: Run) -> None:
+    """Long names, many arms and wild samples too."""
+    long = "weights+kv+flags far in a mode with a long name, and on " * 2
+    renamed = replace(
+        swap,
+        points=tuple(
+            replace(p, arm=f"{long}{p.arm}", stages=tuple({**s, "stage": f"{s['stage']}{long}"} for s in p.stages))
+            for p in swap.points
+        ),
+    )
+    wild = Quantity("ns", "measured", 5.0, 1.0, 1e9, "median", (1e-3, 5.0, 1e9))
+    odd = replace(flags_run().points[0], arm=long, quantities={"visibility_ns": wild})
+    unknown = flags_run(40)
+    pages = report.page([link, swap]) + report.page([link, renamed])
+    assert require_inside_frames(pages + report.page([replace(unknown, points=(odd, *unknown.points))])) > 30

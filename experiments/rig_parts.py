@@ -32,7 +32,7 @@ class Parts:
     part: Callable[[Machine, Sequence[Device]], str]
     share_of_card: Callable[[Machine, Sequence[Device]], float]
     cache_bytes: Callable[[Sequence[Device]], int]
-    telemetry: Callable[[Sequence[str]], tuple[str | None, tuple[Any, ...], str | None]]
+    telemetry: Callable[[Machine, Sequence[str]], tuple[str | None, tuple[Any, ...], str | None]]
     note: Callable[[str], str | None]
 
 
@@ -107,7 +107,7 @@ def _nvidia_cache(seen: Sequence[Device]) -> int:
     return max((p.L2_cache_size for p in _properties(seen)), default=0)
 
 
-def _nvidia_telemetry(bdfs: Sequence[str]) -> tuple[str | None, tuple[Any, ...], str | None]:
+def _nvidia_telemetry(machine: Machine, bdfs: Sequence[str]) -> tuple[str | None, tuple[Any, ...], str | None]:
     from dieplace.backends.nvidia.telemetry import read_all
 
     return read_all()
@@ -137,11 +137,11 @@ def _amd_cache(seen: Sequence[Device]) -> int:
     return LAST_CACHE_BYTES[PART]
 
 
-def _amd_telemetry(bdfs: Sequence[str]) -> tuple[str | None, tuple[Any, ...], str | None]:
+def _amd_telemetry(machine: Machine, bdfs: Sequence[str]) -> tuple[str | None, tuple[Any, ...], str | None]:
     from dieplace.backends.amd.telemetry import read_all
     from dieplace.sysfs import Sysfs
 
-    return read_all(Sysfs("/"), bdfs)
+    return read_all(getattr(machine.session, "sysfs", None) or Sysfs("/"), bdfs)
 
 
 def _amd_note(part: str) -> str | None:

@@ -139,7 +139,7 @@ class TorchRig:
     def telemetry(self) -> dict[str, Any]:
         """Clocks, power and temperature now, of the visible cards."""
         bdfs = sorted({self.machine.card(d.card).bdf for d in self.devices.values()})
-        version, readings, why = self.parts.telemetry(bdfs)
+        version, readings, why = self.parts.telemetry(self.machine, bdfs)
         shares = [r.clock_share for r in readings if r.bdf in bdfs and r.clock_share]
         return {
             "driver_version": version,

@@ -42,5 +42,12 @@ def memory_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture
+def disk_path() -> Iterator[Path]:
+    """A temporary folder that is not in memory, for tests that mount over `/dev` and so over `/dev/shm`."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="dieplace-test-") as folder:
+        yield Path(folder)
+
+
 # Tensors here are small; several threads each only get in one another's way on a busy machine. Read when torch loads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

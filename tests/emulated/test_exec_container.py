@@ -87,8 +87,8 @@ def _run(
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    return _tree(tmp_path / "node", [str(CPUS[0]), str(CPUS[1])], ["10 32", "32 10"], [1000, 1000])
+def tree(disk_path: Path) -> Path:
+    return _tree(disk_path / "node", [str(CPUS[0]), str(CPUS[1])], ["10 32", "32 10"], [1000, 1000])
 
 
 def test_the_child_sits_near_its_die(tree: Path) -> None:
@@ -125,10 +125,10 @@ def test_a_container_that_forbids_set_mempolicy(tree: Path) -> None:
     assert code == 4 and "allowed_list" not in out
 
 
-def test_four_nodes_with_memory_only_cpu_less_and_far(tmp_path: Path) -> None:
+def test_four_nodes_with_memory_only_cpu_less_and_far(disk_path: Path) -> None:
     """The cards are on nodes 0 and 2; node 2 has no CPUs, 1 is nearest to it, 3 is far."""
     tree = _tree(
-        tmp_path / "node", [str(CPUS[0]), str(CPUS[1]), "", ""],
+        disk_path / "node", [str(CPUS[0]), str(CPUS[1]), "", ""],
         ["10 32 80 99", "32 10 20 99", "80 20 10 99", "99 99 99 10"], [1000, 0, 1000, 1000],
     )  # fmt: skip
     code, out, err = _run(tree, ["--device", "gpu1/p1"])
@@ -160,9 +160,9 @@ def test_one_process_per_device_on_real_cpus(tree: Path) -> None:
     ]
 
 
-def test_two_ranks_on_one_node_get_disjoint_halves(tmp_path: Path) -> None:
+def test_two_ranks_on_one_node_get_disjoint_halves(disk_path: Path) -> None:
     both = f"{CPUS[0]}-{CPUS[1]}" if CPUS[1] == CPUS[0] + 1 else f"{CPUS[0]},{CPUS[1]}"
-    tree = _tree(tmp_path / "node", [both], ["10"], [1000])
+    tree = _tree(disk_path / "node", [both], ["10"], [1000])
     seen = []
     for rank in ("0", "1"):
         program = "grep Cpus_allowed_list /proc/self/status"

@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -67,12 +69,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stub")
+def library() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="dieplace-test-"))  # not below /dev, which is mounted over
     (folder / "hip.c").write_text(STUB)
     command = ["gcc", "-shared", "-fPIC", "-O1", "-o", str(folder / "libamdhip64.so"), str(folder / "hip.c")]
     subprocess.run(command, check=True, timeout=60)
-    return folder
+    yield folder
+    shutil.rmtree(folder)
 
 
 def _node(place: Path, **styles: object) -> Node:
@@ -85,8 +88,8 @@ def _node(place: Path, **styles: object) -> Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return _node(tmp_path / "node", mode="DPX/NPS2")
+def node(disk_path: Path) -> Node:
+    return _node(disk_path / "node", mode="DPX/NPS2")
 
 
 def _table(node: Node, rows: list[str] | None = None) -> None:
@@ -175,10 +178,10 @@ def _walk(node: Node) -> list[str]:
     [("MI300A", "TPX/NPS1", None), ("MI355X", "CPX/NPS2", None), ("MI355X", "SPX/NPS1", "DPX")],
 )
 def test_rows_30_and_40_mpibind_45_one_slot_one_device_verified_in_a_child(
-    tmp_path: Path, library: Path, part: str, mode: str, again: str | None
+    disk_path: Path, library: Path, part: str, mode: str, again: str | None
 ) -> None:
     """Every slot gets its own device, the same one each time, and HIP (here its stand-in) agrees about each."""
-    node = _node(tmp_path / "node", part=part, mode=mode)
+    node = _node(disk_path / "node", part=part, mode=mode)
     if again:
         node.write_compute(node.bdfs()[0], again)  # its devices go to the end of the walk
     rows = _walk(node)
@@ -200,9 +203,9 @@ def test_rows_30_and_40_mpibind_45_one_slot_one_device_verified_in_a_child(
     assert first == second == maps[0][1]["devices"][0]["id"] and ranks[2][0] != 0
 
 
-def test_row_40_a_wrong_map_is_caught_in_the_child(tmp_path: Path, library: Path) -> None:
+def test_row_40_a_wrong_map_is_caught_in_the_child(disk_path: Path, library: Path) -> None:
     """One id per PCI device, as the report had it: every partition of a card looks like its first."""
-    node = _node(tmp_path / "node", part="MI300A", mode="TPX/NPS1")
+    node = _node(disk_path / "node", part="MI300A", mode="TPX/NPS1")
     rows = _walk(node)
     _table(node, [rows[index - index % 3] for index in range(len(rows))])
     code, out, err = _run(node, library, "--device", "all", "--per-device", "--verify", "--", "echo", "started")

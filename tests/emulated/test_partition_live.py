@@ -100,7 +100,7 @@ def host() -> Iterator[Host]:
     probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
     if probe.returncode != 0:
         pytest.skip("this container does not allow a private mount namespace")
-    folder = short_folder()
+    folder = short_folder(on_disk=True)
     made = Host(folder)
     with made.library:
         yield made

@@ -352,6 +352,9 @@ class Library:
         return NOT_SUPPORTED, ""
 
 
-def short_folder() -> Path:
-    """A private folder with a short name: a Unix socket's path has 107 characters at most."""
-    return Path(tempfile.mkdtemp(prefix="dp-"))
+def short_folder(*, on_disk: bool = False) -> Path:
+    """A private folder with a short name: a Unix socket's path has 107 characters at most.
+
+    `on_disk` for tests that mount over `/dev`, where the temporary folders in memory are.
+    """
+    return Path(tempfile.mkdtemp(prefix="dp-", dir="/tmp" if on_disk else None))

@@ -31,8 +31,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from dieplace.probes import triton_stream
 kernel = triton_stream._read
-source = ASTSource(kernel, {"words": "*i32", "out": "*i32", "WORDS": "i32", "BLOCK": "constexpr", "STEPS": "constexpr"},
-                   constexprs={"BLOCK": 256, "STEPS": 2})
+fixed = {"BLOCK": 256, "STEPS": 2, "ONCE": ".cs"}
+source = ASTSource(kernel, {"words": "*i32", "out": "*i32", "WORDS": "i32", **dict.fromkeys(fixed, "constexpr")}, fixed)
 def made(arch, warps):
     return triton.compile(source, target=GPUTarget("hip", arch, 64), options={"num_warps": warps})
 kernels = [made("gfx942", 4), made("gfx950", 4), made("gfx950", 2), made("gfx950", 4)]

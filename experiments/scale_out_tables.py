@@ -72,7 +72,7 @@ def _even_words(run: Run, groups: Sequence[Sequence[Point]]) -> Iterator[str]:
     cards = len(_standing(group))
     wide = f"{(low - 1) * 100:+.1f} % to {(high - 1) * 100:+.1f} % of their median in {_what(run, group[0])}"
     if cards < outliers.MIN_CARDS:
-        yield f"{cards} cards lie within {wide}; which is odd cannot be told of fewer than {outliers.MIN_CARDS}"
+        yield f"{cards} cards lie within {wide}; of fewer than {outliers.MIN_CARDS} none can be called the odd one"
     else:
         yield f"no outlier among {cards} cards: they lie within {wide}"
 

@@ -73,6 +73,7 @@ def test_what_a_backend_lacks_is_told_in_plain_words(capsys: pytest.CaptureFixtu
     assert "--backend amd, nvidia or emulated" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_decode_page_runs_as_it_stands(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sketch, on the node that it names: each matrix is read once, half of them from either die."""
     page = Path(__file__).resolve().parents[2] / "docs/decode.md"

@@ -167,7 +167,13 @@ def test_f7_isa_waits_between_write_back_and_flag() -> None:
     assert waited == {"right": True, "no fence": None, "no wait": False}
 
 
-@pytest.mark.parametrize(("release", "cause"), [("no fence", "no-write-back"), ("no wait", "write-back-not-waited")])
+@pytest.mark.parametrize(
+    ("release", "cause"),
+    [
+        pytest.param("no fence", "no-write-back", marks=pytest.mark.slow),
+        ("no wait", "write-back-not-waited"),
+    ],
+)
 def test_f7_a_flag_before_its_data_is_a_fault(release: str, cause: str) -> None:
     with pytest.raises(FlagBeforeData) as caught:
         for seed in range(64):  # the reader must come between the flag and the end of the writer's kernel

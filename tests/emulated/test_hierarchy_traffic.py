@@ -96,6 +96,7 @@ def test_the_third_arm_is_local_but_cached_as_if_remote() -> None:
     assert (weights.distinct_local, weights.distinct_peer, weights.requested_by_type) == (8192, 0, {"NC": 8192})
 
 
+@pytest.mark.slow
 def test_the_trace_command_prints_what_was_counted() -> None:
     command = [sys.executable, "-m", "dieplace.cli", "kernel", "trace", "gemv_mxfp4", "--peer", "weights", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

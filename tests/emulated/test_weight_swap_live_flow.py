@@ -153,6 +153,7 @@ def test_on_amd_the_memory_side_cache_is_swept_before_each_probe(machine: Any) -
     assert len(swept) == 8
 
 
+@pytest.mark.slow
 def test_context_and_verify_have_a_control_in_every_case(machine: Any, capsys: Any, tmp_path: Any) -> None:
     runs = [
         taken(machine, "context", context.live_cases(), Options(shards=1), layers=2),

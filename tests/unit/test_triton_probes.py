@@ -69,6 +69,7 @@ def child(code: str, **environ: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @needs_triton
 def test_every_load_is_where_it_should_be() -> None:
     found = child(_INTERPRETED, TRITON_INTERPRET="1")

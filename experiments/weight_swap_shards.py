@@ -82,6 +82,7 @@ class ShardRun(StepRun):
         devices = " and ".join(name.partition("/")[0] for name in self.rig.readers[:SHARDS])
         facts = dict(found.facts)
         facts["prediction"] = {**facts["prediction"], "rates_from": RATES_FROM}
+        facts |= {"executing": list(self.rig.readers[:SHARDS])}
         facts |= {"timed": TOGETHER, "agreement_with_one_shard": self.agreement, "code_hash_by_gpu": self.hashes}
         return replace(
             found,

@@ -125,6 +125,7 @@ def test_both_halves_of_the_weights_move_at_once(machine: Any, tmp_path: Any, ca
     assert swapped.quantities["penalty"].value > 0
     assert run.facts["prediction"]["far_gb_per_s"] == pytest.approx(simulated.FAR / 2)
     assert run.facts["code_hash_by_gpu"]["swapped"] == run.facts["code_hash_by_gpu"]["local"]
+    assert run.facts["executing"] == ["gpu0/p0", "gpu0/p1"]
     assert run.facts["same_result_in_all_arms"] and run.facts["agreement_with_one_shard"]["worst_share_of_largest"] == 0
     assert [stage["us"] for stage in swapped.stages] == [20.0, 20.0], "those of the shard that takes longer"
     path = run.save(tmp_path / "run.json")

@@ -43,11 +43,11 @@ def test_rates_and_shares_follow_from_the_samples() -> None:
 
 
 def test_the_ratios_that_hold() -> None:
-    """Limits fixed before anything was measured; for the MXFP4 GEMV and the layer more was hoped for: 0.80 and 0.50."""
+    """Limits fixed before anything was measured; the MXFP4 GEMV also reaches its goal of 0.80, the layer (0.50) not."""
     found = cases()
     assert found["gemv_bf16 1 GiB"]["of_ceiling"] >= 0.92
     assert found["gemv_bf16 1 GiB"]["gb_per_s"] >= found["torch.mv bf16 1 GiB"]["gb_per_s"]
-    assert found["gemv_mxfp4 524288x4096"]["of_ceiling"] >= 0.50
+    assert found["gemv_mxfp4 524288x4096"]["of_ceiling"] >= 0.80
     assert found[LAYER]["of_ceiling"] >= 0.30
     assert found["layer, torch ops"]["median_ns"] >= 3 * found[LAYER]["median_ns"]
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from dieplace.errors import UsageError
 from dieplace.experiments import published, summary
-from dieplace.run import Quantity, Run
+from dieplace.experiments.readme_more import MORE
+from dieplace.run import Point, Quantity, Run
 
 _BLOCK = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n)(.*?)(<!-- end table -->)", re.DOTALL)
 _FOLDER = Path("emulated-mi355x") / "weight-swap"
@@ -83,28 +85,68 @@ def link_table() -> str:
 
 def live_swap_table() -> str:
     """One layer with its weights near and far on the two test GPUs, measured, with the prediction."""
-    body = []
-    for name in ("gpu0-gpu1", "interleave"):
-        run = Run.load(results_folder() / _GPUS / "weight-swap" / f"{name}.json")
-        for point in run.points:
-            if name == "interleave" and not point.arm.startswith("interleave"):
-                continue
-            found = point.quantities
-            predicted, ratio = found.get("predicted_us"), found.get("predicted_over_measured")
-            body.append(
-                (
-                    point.arm,
-                    f"{point.factors['moved_bytes_per_layer'] / 1e6:.1f}",
-                    str((point.residency_before or {}).get("moved_evidence")),
-                    f"{found['layer_us'].value:.1f}",
-                    _interval(found["time_over_local"]),
-                    "-" if predicted is None else f"{predicted.value:.1f}",
-                    "-" if ratio is None else f"{ratio.value:.2f}",
-                )
-            )
-    head = ("arm", "moved, MB a layer", "weights are", "layer, us", "time over local's", "predicted, us", "of measured")
+    run = _live_run("weight-swap")
     title = _LIVE_TITLE.format("gpt-oss-120b layer in MXFP4, 1,024 tokens of context, under a graph")
-    return f"{title} The first row's ratio is the A/A control.\n\n{_markdown(head, body)}"
+    head = ("arm", "moved, MB a layer", "weights are", *_STEP_HEAD)
+    body = [
+        (point.arm, _moved(point), str((point.residency_before or {}).get("moved_evidence")), *_step_cells(point))
+        for point in run.points
+    ]
+    note = "The first row's ratio is the A/A control; interleaved rows have the prediction that reads both at once."
+    return f"{title} {note}\n\n{_markdown(head, body)}"
+
+
+def live_placement_table() -> str:
+    """All eight placements of weights, KV cache and flags, measured."""
+    run = _live_run("placement")
+    title = _LIVE_TITLE.format("One layer and its two hand-offs, weights, KV cache and flags near or far")
+    body = [(point.arm, _moved(point), *_step_cells(point)) for point in run.points]
+    return f"{title} The first row's ratio is the A/A control.\n\n{_markdown(('arm', 'moved, MB', *_STEP_HEAD), body)}"
+
+
+def live_context_table() -> str:
+    """Weights or KV cache far at three contexts, measured."""
+    run = _live_run("context")
+    title = _LIVE_TITLE.format("One layer at three lengths of context")
+    body = [(point.arm, _moved(point), *_step_cells(point)) for point in run.points]
+    note = "The ratio of a local row is its A/A control."
+    return f"{title} {note}\n\n{_markdown(('context and arm', 'moved, MB', *_STEP_HEAD), body)}"
+
+
+def live_verify_table() -> str:
+    """Rounds of 1 to 8 tokens with weights near and far, measured."""
+    run = _live_run("verify")
+    title = _LIVE_TITLE.format("One layer for rounds of 1, 2, 4 and 8 tokens")
+    body = [
+        (point.arm, f"{point.factors['experts_read_per_layer']:.4g}", _moved(point), *_step_cells(point))
+        for point in run.points
+    ]
+    head = ("round and arm", "experts read", "moved, MB", *_STEP_HEAD)
+    return f"{title} The ratio of a local row is its A/A control.\n\n{_markdown(head, body)}"
+
+
+_STEP_HEAD = ("layer, us", "time over local's", "predicted, us", "of measured")
+
+
+def _live_run(name: str) -> Run:
+    return Run.load(results_folder() / _GPUS / name / "gpu0-gpu1.json")
+
+
+def _moved(point: Point) -> str:
+    return f"{point.factors['moved_bytes_per_layer'] / 1e6:.1f}"
+
+
+def _step_cells(point: Point) -> tuple[str, ...]:
+    """Time, ratio and prediction; where near and far are read at the same time, the prediction that says so."""
+    found = point.quantities
+    kind = "predicted_together" if "predicted_together_us" in found else "predicted"
+    predicted, ratio = found.get(f"{kind}_us"), found.get(f"{kind}_over_measured")
+    return (
+        f"{found['layer_us'].value:.1f}",
+        _interval(found["time_over_local"]),
+        "-" if predicted is None else f"{predicted.value:.1f}",
+        "-" if ratio is None else f"{ratio.value:.2f}",
+    )
 
 
 def _interval(found: Quantity) -> str:
@@ -113,11 +155,19 @@ def _interval(found: Quantity) -> str:
     return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
+def _of_results(make: Callable[[Path], str]) -> str:
+    return make(results_folder())
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "weight-swap": weight_swap_table,
     "published": published_table,
     "link": link_table,
     "weight-swap-h200": live_swap_table,
+    "placement-h200": live_placement_table,
+    "context-h200": live_context_table,
+    "verify-h200": live_verify_table,
+    **{name: partial(_of_results, make) for name, make in MORE.items()},
 }
 
 

@@ -17,8 +17,10 @@ def run_live(backend: str, options: Options, progress: Progress) -> Iterator[Run
 
     One shard runs on the first device; two run a half of each layer on either, and both halves' weights move.
     """
+    from dieplace.allocator_settings import require_fixed_segments
     from dieplace.experiments.weight_swap_shards import SHARDS, run_shards
 
+    require_fixed_segments()
     arms = options.arms or live.DEFAULT_ARMS
     for arm in arms:
         live.policy_of(arm)

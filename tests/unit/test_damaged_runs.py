@@ -51,7 +51,7 @@ def damaged(whole: dict[str, Any], draw: random.Random, paths: list[tuple[Any, .
     [
         pytest.param(FOLDER / "dpx-nps2.json", marks=pytest.mark.slow),
         FOLDER / "spx-nps1.json",
-        pytest.param(LIVE / "weight-swap" / "interleave.json", marks=pytest.mark.slow),
+        pytest.param(LIVE / "placement" / "gpu0-gpu1.json", marks=pytest.mark.slow),
         pytest.param(LIVE / "link" / "gpu0-gpu1.json", marks=pytest.mark.slow),
     ],
     ids=["dpx-nps2", "spx-nps1", "live weight-swap", "live link"],

@@ -167,6 +167,17 @@ def test_link_runs_are_compared_point_by_point_and_a_lower_rate_is_slower() -> N
     assert found.regressions == [row["arm"] for row in changed if row["verdict"].startswith("slower")] != []
 
 
+def test_a_rate_without_samples_changes_the_right_way_and_concludes_nothing() -> None:
+    """Half the rate is twice as long; without samples that is a number and no verdict."""
+    rates = [
+        replace(a_run(), points=(Point("far", {"gb_per_s": Quantity("GB/s", "measured", v)}),)) for v in (400, 200)
+    ]
+    (row,) = compare_runs(*rates, fail_on_percent=5).rows
+    assert row["change_percent"] == pytest.approx(100) and row["verdict"].startswith(
+        "too noisy to say, because one side"
+    )
+
+
 def test_the_command_says_what_differs_and_fails_past_the_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -130,9 +130,8 @@ def test_every_sample_is_drawn_and_the_distribution_ends_at_one() -> None:
 def test_a_waterfall_ends_where_the_arm_ends(swap: Run) -> None:
     text = report.page([swap])
     shown = texts(labelled(text, "from local to swapped"))
-    local, swapped = (
-        {stage["stage"]: stage["us"] for stage in point["stages"]} for point in json.loads(SWAP.read_text())["points"]
-    )
+    points = {point["arm"]: point for point in json.loads(SWAP.read_text())["points"]}
+    local, swapped = ({stage["stage"]: stage["us"] for stage in points[arm]["stages"]} for arm in ("local", "swapped"))
     for stage, value in local.items():
         assert stage in shown and f"{swapped[stage] - value:+.1f} us" in shown
     assert f"{sum(local.values()):.1f} us" in shown and f"{sum(swapped.values()):.1f} us" in shown

@@ -44,6 +44,27 @@ def _trip(point: Point) -> str:
     return f"{median(samples) / 1000:.2f}" if samples else "-"
 
 
+def shards_table(results: Path) -> str:
+    """One layer as two halves on two GPUs, all weights of both at home or on the other GPU, with the prediction."""
+    run = Run.load(results / _GPUS / "weight-swap" / "gpu0-gpu1-shards2.json")
+    rows = []
+    for point in run.points:
+        found = point.quantities
+        samples, ratio, predicted = found["layer_us"].samples, found["time_over_local"], found.get("predicted_us")
+        told = "-" if ratio.low is None else f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+        foretold = "-" if predicted is None or predicted.value is None else f"{predicted.value:.1f}"
+        share = "-" if foretold == "-" else f"{(predicted.value or 0) / median(samples):.2f}"  # type: ignore[union-attr]
+        rows.append(
+            (
+                point.arm, f"{point.factors['moved_bytes_per_layer'] / 1e6:.1f}", f"{median(samples):.1f}", told,
+                foretold, share,
+            )
+        )  # fmt: skip
+    head = ("arm", "moved by each, MB", "layer, us", "time over local's", "predicted, us", "of measured")
+    title = MEASURED.format("One layer as two tensor-parallel halves")
+    return f"{title} The first row's ratio is the A/A control.\n\n{markdown(head, rows)}"
+
+
 def kernel_speed_table(results: Path) -> str:
     """Speed of the Triton kernels, medians: GB/s, share of the run's own streaming read, and the layer beside torch."""
     body = json.loads((results / _GPUS / "kernel-speed.json").read_text(encoding="utf-8"))
@@ -100,6 +121,7 @@ def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 MORE: Mapping[str, Callable[[Path], str]] = {
     "flags-h200": flags_table,
+    "shards-h200": shards_table,
     "kernel-speed-h200": kernel_speed_table,
     "mode": mode_table,
 }

@@ -12,14 +12,17 @@ from dieplace.errors import UsageError
 from dieplace.experiments import readme_more
 from dieplace.experiments.readme_tables import TABLES, filled, results_folder
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "experiments.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 GPUS = results_folder() / "nvidia-h200-x2"
 
 
-def test_the_page_holds_the_tables_of_the_results() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert {"<!-- table: mode -->", "<!-- table: kernel-speed-h200 -->"} <= set(text.splitlines())
-    assert filled(text) == text, "run: python -m dieplace.experiments.readme_tables docs/experiments.md"
+@pytest.mark.parametrize(
+    ("page", "names"), [("experiments", ("mode", "kernel-speed-h200")), ("flags", ("flags-h200", "shards-h200"))]
+)
+def test_a_page_holds_the_tables_of_the_results(page: str, names: tuple[str, ...]) -> None:
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    assert {f"<!-- table: {name} -->" for name in names} <= set(text.splitlines())
+    assert filled(text) == text, f"run: python -m dieplace.experiments.readme_tables docs/{page}.md"
 
 
 def test_kernel_speeds_are_medians_over_the_runs_own_ceiling() -> None:
@@ -43,7 +46,6 @@ def test_modes_say_modelled_and_hold_the_reference_values() -> None:
     assert "| DPX/NPS1 | 2 | without one | 731.4 |" in table and "| DPX/NPS2 | 2 | with a reload | 679.3 |" in table
 
 
-@pytest.mark.skipif(not (GPUS / "flags").is_dir(), reason="no flags run is committed for two H200s")
 def test_flags_are_medians_of_round_trips() -> None:
     table = TABLES["flags-h200"]()
     points = json.loads((GPUS / "flags" / "gpu0-gpu1.json").read_text())["points"]
@@ -53,6 +55,20 @@ def test_flags_are_medians_of_round_trips() -> None:
         (row,) = [line for line in table.splitlines() if line.startswith(start)]
         assert f"| {told:.2f} " in row
     assert "not the MI355X" in table
+
+
+def test_two_shards_are_medians_and_the_prediction_is_their_own() -> None:
+    """The prediction by hand: local + moved bytes x (1 / far - 1 / near), at the rates that the run recorded."""
+    table = TABLES["shards-h200"]()
+    body = json.loads((GPUS / "weight-swap" / "gpu0-gpu1-shards2.json").read_text())
+    times = {p["arm"]: statistics.median(p["quantities"]["layer_us"]["samples"]) for p in body["points"]}
+    moved = body["points"][1]["factors"]["moved_bytes_per_layer"]
+    rates = body["facts"]["prediction"]
+    by_hand = times["local"] + moved * (1 / rates["far_gb_per_s"] - 1 / rates["near_gb_per_s"]) / 1000
+    (row,) = [line for line in table.splitlines() if line.startswith("| swapped")]
+    assert f"| {moved / 1e6:.1f} | {times['swapped']:.1f} |" in row
+    assert row.endswith(f"| {by_hand:.1f} | {by_hand / times['swapped']:.2f} |")
+    assert abs(by_hand / times["swapped"] - 1) < 0.15
 
 
 def test_a_measurement_that_lacks_a_case_is_told(tmp_path: Path) -> None:

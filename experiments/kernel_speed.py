@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dieplace.experiments.timed_cases import Speed, rows, timed
+from dieplace.experiments.timed_cases import Speed, WrongResult, rows, timed
 
 GIB = 1 << 30
+SAMPLED_ROWS = 509  # a prime: rows at every place of a program
 
 
 def copy_speed(buffers: Sequence[Any]) -> Speed:
@@ -53,6 +54,7 @@ def gemv_speeds(buffers: Sequence[Any]) -> list[Speed]:
     blocks = [b.view(count, width // 32, 16) for b in buffers]
     scales = torch.randint(118, 126, (count, width // 32), dtype=torch.uint8, device="cuda")
     wide = torch.empty(1, count, device="cuda", dtype=torch.bfloat16)
+    _require_rows(x, blocks[0], scales, wide)
     packed = [
         partial(gemv_mxfp4, {"x": x, "blocks": b, "scales": scales, "bias": None, "out": wide}, {}) for b in blocks
     ]
@@ -61,6 +63,24 @@ def gemv_speeds(buffers: Sequence[Any]) -> list[Speed]:
         timed("torch.mv bf16 1 GiB", dense[0].nbytes, theirs),
         timed("gemv_mxfp4 524288x4096", blocks[0].nbytes + scales.nbytes, packed),
     ]
+
+
+def _require_rows(x: Any, blocks: Any, scales: Any, out: Any) -> None:
+    """Rows from all over the wide product agree with the float64 reference, before it is timed."""
+    from dieplace.kernels import registry
+    from dieplace.kernels.compare import compare
+
+    registry.run(
+        "gemv_mxfp4", {"x": x, "blocks": blocks, "scales": scales, "bias": None, "out": out}, backend="triton",
+        strict=True,
+    )  # fmt: skip
+    some = slice(5, None, blocks.shape[0] // SAMPLED_ROWS)
+    operands = {"x": x, "blocks": blocks[some], "scales": scales[some], "bias": None, "out": out[:, some]}
+    kept = {name: None if tensor is None else tensor.contiguous().cpu() for name, tensor in operands.items()}
+    found = {name: tensor for name, tensor in kept.items() if tensor is not None}
+    for deviation in compare(registry.check_call("gemv_mxfp4", kept), found):
+        if not deviation.ok:
+            raise WrongResult(f"gemv_mxfp4 of {blocks.shape[0]} rows: {deviation}", hint="nothing was timed")
 
 
 def with_floors(stages: Sequence[dict[str, Any]], ceiling: Speed) -> list[dict[str, Any]]:

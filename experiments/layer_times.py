@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from dieplace.errors import DieplaceError
 from dieplace.experiments.layer_speed import (
     Layer,
     make_layer,
@@ -20,17 +19,13 @@ from dieplace.experiments.layer_speed import (
     triton_stages,
     workspace,
 )
-from dieplace.experiments.timed_cases import Speed, timed
+from dieplace.experiments.timed_cases import Speed, WrongResult, timed
 
 LAYER, ONE_LAUNCH_AN_OP, TORCH = "layer, Triton ops", "layer, Triton ops, one launch an op", "layer, torch ops"
 TORCH_LAYERS = 4  # their dequantised experts take 4 GB each
 AGREEMENT = 0.02  # of the largest output: bf16 roundings of a whole layer, summed in another order
 
 Stages = Sequence[tuple[str, Callable[[], None]]]
-
-
-class LayersDiffer(DieplaceError):
-    """Two forms of the same layer gave different results: their times would not be of the same work."""
 
 
 def layer_speeds(count: int) -> tuple[list[Speed], list[dict[str, Any]]]:
@@ -97,7 +92,7 @@ def _agree(layers: Sequence[Layer], fused: Sequence[Stages], single: Sequence[St
     for name, value in found.items():
         error = ((value - wanted).abs().max() / wanted.abs().max()).item()
         if not error <= AGREEMENT:  # NaN too
-            raise LayersDiffer(
+            raise WrongResult(
                 f"the layer, {name}, is off by {error:.2g} of the torch layer's largest output, at most {AGREEMENT}",
                 hint="dieplace kernel check --all --kernels triton",
             )

@@ -12,8 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dieplace.errors import DieplaceError
+
 REPLAYS, WARM_REPLAYS = 25, 3
 NO_BYTES = "moves next to no bytes"
+
+
+class WrongResult(DieplaceError):
+    """A case gave another result than it should: its time would not be of the same work, so nothing is timed."""
+
+    word = "wrong-result"
 
 
 @dataclass(frozen=True)

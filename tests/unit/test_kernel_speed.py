@@ -1,13 +1,16 @@
-"""Rows of the speed run: a rate only where bytes move, floors from the same run's ceiling, and the stages' own bytes."""
+"""Rows of the speed run: a rate only where bytes move, floors from the run's own ceiling, and what a stage reads."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
-from dieplace.experiments.kernel_speed import result, table
+from dieplace.experiments.kernel_speed import _require_rows, result, table
 from dieplace.experiments.layer_speed import Layer, stage_bytes
-from dieplace.experiments.timed_cases import NO_BYTES, Speed, rows
+from dieplace.experiments.timed_cases import NO_BYTES, Speed, WrongResult, rows
+from dieplace.kernels import registry
 
 
 def speed(name: str, nbytes: int, *samples_ns: float) -> Speed:
@@ -47,6 +50,28 @@ def test_stages_read_every_byte_of_the_layer_once() -> None:
         "norm": 0, "qkv": 68, "attention": 32, "o_proj": 34, "router": 8, "gate_up": 4 * 68, "down": 4 * 34,
     }  # fmt: skip
     assert sum(by_stage.values()) == layer.read_bytes
+
+
+@pytest.mark.parametrize("fault", [0.0, 1.0])
+def test_one_wrong_row_of_the_wide_product_is_noticed_before_it_is_timed(
+    fault: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference stands in for the kernel, with a fault in row 159 of 1,200: 5 + 77 x (1,200 / 509 rounded down)."""
+    reference = registry.run
+
+    def kernel(name: str, operands: dict[str, Any], **_: Any) -> None:
+        reference(name, operands)
+        operands["out"][0, 5 + 77 * 2] += fault
+
+    monkeypatch.setattr(registry, "run", kernel)
+    x, out = torch.randn(1, 64).bfloat16(), torch.empty(1, 1200, dtype=torch.bfloat16)
+    blocks = torch.randint(0, 256, (1200, 2, 16), dtype=torch.uint8)
+    scales = torch.randint(118, 126, (1200, 2), dtype=torch.uint8)
+    if not fault:
+        _require_rows(x, blocks, scales, out)
+        return
+    with pytest.raises(WrongResult, match=r"gemv_mxfp4 of 1200 rows: out\[0, 77\] is"):
+        _require_rows(x, blocks, scales, out)
 
 
 def test_without_a_gpu_the_module_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:

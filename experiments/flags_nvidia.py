@@ -110,8 +110,7 @@ class PairOfGpus:
             memory = require(self.machine.require_session("locate"), "memory").memory
             kind = memory.runtime.pointer(self.host.data_ptr()).kind
             told = {"evidence": "accounted", "moved_evidence": "accounted", "driver_says": kind}
-            where = "host" if kind == "host" else kind
-            return told | {"bytes_by_role_and_domain": {"sync_flag": {where: self.host.nbytes}}}
+            return told | {"bytes_by_role_and_domain": {"sync_flag": {kind: self.host.nbytes}}}
         found = audit(self.buffers[home], self.buffers["acks"], probe=True).require_placed()
         flag = audit(self.buffers[home], probe=True)
         return {

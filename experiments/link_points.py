@@ -87,9 +87,9 @@ def _ceiling_of(case: Case, arm: str) -> str:
 
 
 def points_of(case: Case, measured: Measured | None, rig: Rig, limits: Mapping[str, float]) -> Iterator[Point]:
+    """A point for each arm, measured or missing."""
     from dieplace.run import Point
 
-    """A point for each arm, measured or missing."""
     cold = is_cold(case.nbytes, rig.cache_bytes)
     factors: dict[str, Any] = {
         "what": case.what,
@@ -147,7 +147,9 @@ def _hops(case: Case, arm: str, measured: Measured, rig: Rig) -> dict[str, Quant
         got = median(samples, seed=measured.seed)
         return Quantity(unit, "measured", got.value, got.low, got.high, got.method, samples)
 
-    cycles = tuple(case.cycles.get(arm, ()))
+    # An arm writes its cycles down in every call, warm-ups first (those of `again` are near's): they are no samples.
+    warm = sum(len(taken) for name, taken in measured.warmups.items() if name == arm or name not in case.arms)
+    cycles = tuple(case.cycles.get(arm, ()))[warm:]
     return {
         "latency_ns": quantity("ns", measured.samples[arm], "no clock"),
         "latency_cycles": quantity(rig.cycle_unit, cycles, "the device has no cycle counter to read"),

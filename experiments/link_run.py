@@ -41,6 +41,7 @@ def as_run(
             "stopped": stopped,
             "telemetry_before": dict(before),
             "telemetry_after": after,
+            "clock_share": after["clock_share"],
             "visible": list(rig.readers),
             **rig.facts(),
         },

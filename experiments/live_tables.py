@@ -77,10 +77,10 @@ def _base(name: str) -> str:
 
 
 def _verdict(run: Run, point: Point, ratio: Quantity) -> str:
-    from dieplace.experiments.statistics import Estimate, verdict
+    from dieplace.experiments.statistics import MIN_PAIRS, Estimate, verdict
 
     assert ratio.value is not None
-    count = max(5, len(_samples(point)))
+    count = len(_samples(point)) or MIN_PAIRS  # a run of another release may keep ratios alone
     found = Estimate(ratio.value, ratio.low, ratio.high, count, ratio.method)
     return verdict(found, control=_control(run, point), clock_share=run.facts.get("clock_share")).words
 

@@ -14,7 +14,7 @@ from dieplace.experiments.harness import INTERRUPTED, Measured
 from dieplace.experiments.link_run import block_of, conditions_of
 from dieplace.experiments.registry import Options
 from dieplace.experiments.rotation import Rotation, rotation
-from dieplace.experiments.statistics import drift
+from dieplace.experiments.statistics import MIN_PAIRS, drift
 from dieplace.experiments.step_bench import Look
 from dieplace.experiments.step_cases import MODEL, PRECISION, Case, StepArm
 from dieplace.experiments.torch_rig import TorchRig, without_serials
@@ -247,7 +247,12 @@ def _miss(one: CaseTaken, arm: StepArm, taken: Taken) -> str | None:
 
 
 def _refused(arm: StepArm, one: CaseTaken, spread: Rotation) -> str | None:
-    hashes = {name: look.code_hash for name, look in one.before.items()}
+    looks = [*one.before.values(), *one.after.values()]
+    if len(one.measured.order) < MIN_PAIRS:
+        return f"there are only {len(one.measured.order)} samples"
+    if len({look.result for look in looks}) != 1:
+        return "the arms did not give the same result"
+    hashes = {str(number): look.code_hash for number, look in enumerate(looks)}
     control = one.measured.control
     off = None if control.low is None or control.high is None else abs(control.value - 1)
     for look in (one.before[arm.name], one.after[arm.name]):

@@ -1,6 +1,7 @@
 """Measured steps, what needs no device: arms, the predictions, what a probe says, when a penalty is told.
 
-The predictions' formulas stand here, fixed before any run: a run records them with the rates it was given.
+The predictions' formulas stand here; a run records them with the rates it was given. FORMULA was fixed before any
+measurement, TOGETHER_FORMULA after a first run had shown that interleaved arms overlap their reads.
 """
 
 from __future__ import annotations

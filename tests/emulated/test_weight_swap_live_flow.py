@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +88,36 @@ def test_weights_that_did_not_move_give_no_penalty(machine: Any, monkeypatch: py
     said = live_tables.sentences([run])
     assert any("no penalty is told for gpu0-dpx-nps2 swapped, because 32 of 32" in line for line in said)
     assert not any("slower" in line for line in said)
+
+
+def test_other_results_or_other_code_afterwards_give_no_penalty(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The faults: far memory was read wrongly; code was compiled anew while the arms were measured."""
+    look = PlacedLayers.look
+
+    def wrong_result(layers: PlacedLayers, *args: Any, **words: Any) -> step_bench.Look:
+        found = look(layers, *args, **words)
+        return replace(found, result=found.result + (layers.homes["weights"] != step_bench.LOCAL))
+
+    def other_code(layers: PlacedLayers, *args: Any, **words: Any) -> step_bench.Look:
+        found = look(layers, *args, **words)
+        return found if words.get("stages", True) else replace(found, code_hash="cd34")
+
+    for fault, why in ((wrong_result, "did not give the same result"), (other_code, "did not run the same machine")):
+        monkeypatch.setattr(PlacedLayers, "look", fault)
+        run = taken(machine, "weight-swap", [case_of(OPTIONS.arms)])
+        refused = run.point("swapped").quantities["penalty"]
+        assert refused.value is None and why in str(refused.why)
+
+
+def test_four_blocks_tell_no_penalty_and_no_verdict(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C may leave them: ratios without a conclusion."""
+    monkeypatch.setitem(globals(), "PLAN", replace(PLAN, min_blocks=4, max_blocks=4))
+    run = taken(machine, "weight-swap", [case_of(OPTIONS.arms)])
+    refused = run.point("swapped").quantities["penalty"]
+    assert refused.value is None and refused.why == "there are only 4 samples"
+    points = tuple(replace(p, quantities={k: q for k, q in p.quantities.items() if k != "penalty"}) for p in run.points)
+    said = live_tables.sentences([replace(run, points=points)])
+    assert len(said) == 2 and all("too noisy to say, because there are only 4 samples" in line for line in said)
 
 
 def test_one_role_that_did_not_move_costs_its_arms_their_penalty(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

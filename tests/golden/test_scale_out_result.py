@@ -43,7 +43,7 @@ def _common(point: Point) -> list[tuple[str, str]]:
     return [(k, str(v)) for k, v in point.factors.items() if k not in ("rank", "card")]
 
 
-def test_each_card_alone_is_as_fast_as_in_the_plain_run_of_another_day(run: Run) -> None:
+def test_each_card_alone_is_as_fast_as_in_the_plain_run_of_another_launch(run: Run) -> None:
     """`link/gpu0-gpu1.json` measured gpu0 with both GPUs visible: an independent launch of the same probes."""
     plain = Run.load(RESULTS / "link" / "gpu0-gpu1.json")
     for what, name in (("read", "gb_per_s"), ("latency", "latency_ns")):

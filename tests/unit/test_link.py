@@ -105,6 +105,14 @@ def test_finds_the_true_ratios_with_intervals(two: list[Point]) -> None:
     assert control.value == pytest.approx(1, abs=0.01) and control.method.startswith("A/A")
 
 
+def test_cycles_of_warm_ups_are_no_samples(two: list[Point]) -> None:
+    """Ten blocks: near is taken twice in each, with its control, and alone three times."""
+    alone = points_of(SimulatedRig(devices=1))
+    for points, arm, count in ((two, "near", 20), (two, "far", 10), (alone, "near", 30)):
+        cycles = one(points, arm, "latency", link.GIB).quantities["latency_cycles"]
+        assert len(cycles.samples) == count
+
+
 def test_near_copies_count_both_directions_and_far_ones_what_crosses(two: list[Point]) -> None:
     assert one(two, "near", "copy", GIB).quantities["gb_per_s"].value == pytest.approx(NEAR_RATE, rel=0.01)
     assert one(two, "near Tensor.copy_", "copy", GIB).quantities["time_over_near"].value == pytest.approx(1, abs=0.01)

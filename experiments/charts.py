@@ -115,7 +115,9 @@ def waterfall(first: Step, steps: Sequence[Step], last: Step, *, unit: str, desc
     row(0, first.label, 0.0, first.value, "local", f"{first.value:.1f} {unit}")
     for index, step in enumerate(steps):
         series = "link" if step.value >= 0 else "published"
-        row(index + 1, step.label, levels[index], levels[index + 1], series, f"{step.value:+.1f} {unit}")
+        row(
+            index + 1, step.label, levels[index], levels[index + 1], series, f"{round(step.value, 1) + 0.0:+.1f} {unit}"
+        )
     row(len(labels) - 1, last.label, 0.0, last.value, "local", f"{last.value:.1f} {unit}")
     return svg(plot.height, body, describe)
 

@@ -17,6 +17,24 @@ _READINGS = (
 )
 
 
+def _code(run: Run) -> Iterator[str]:
+    """Whether the arms that are compared ran the same machine code: those of one case, where a run has several."""
+    told = run.facts.get("code_hash_by_arm")
+    if not isinstance(told, Mapping) or not told:
+        return
+    cases: dict[str, set[str]] = {}
+    for point in run.points:
+        if point.arm in told:
+            cases.setdefault(str(point.factors.get("case", "")), set()).add(str(told[point.arm]))
+    if any(len(hashes) > 1 for hashes in cases.values()):
+        yield f"Machine code: NOT the same in all arms: {', '.join(f'{arm} {code}' for arm, code in told.items())}."
+    elif len(cases) > 1:
+        each = ", ".join(f"{case} {min(hashes)}" for case, hashes in cases.items())
+        yield f"Machine code: the same in all arms of each case, {each}."
+    elif cases:
+        yield f"Machine code: the same in all arms, hash {min(next(iter(cases.values())))}."
+
+
 def section(runs: Sequence[Run], level: int = 2) -> list[Part]:
     """Readings before and after of each run that has them, then the conditions; those that differ by run first."""
     parts: list[Part] = [Heading("Conditions", level)]
@@ -67,11 +85,7 @@ def _sentences(run: Run) -> Iterator[str]:
     if isinstance(drifts, Mapping):
         found = [f"{arm}: {words}" for arm, words in drifts.items() if not str(words).startswith("no drift")]
         yield f"Drift: {'; '.join(found) if found else 'none found in any arm'}."
-    hashes = run.facts.get("code_hash_by_arm")
-    if isinstance(hashes, Mapping) and hashes:
-        same = len(set(map(str, hashes.values()))) == 1
-        first = next(iter(hashes.values()))
-        yield f"Machine code: {'the same in all arms' if same else 'NOT the same in all arms'}, hash {first}."
+    yield from _code(run)
     if isinstance(run.facts.get("same_result_in_all_arms"), bool):
         yield f"Result: {'the same number' if run.facts['same_result_in_all_arms'] else 'NOT the same'} in all arms."
 

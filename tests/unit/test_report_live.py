@@ -133,7 +133,7 @@ def test_a_waterfall_ends_where_the_arm_ends(swap: Run) -> None:
     points = {point["arm"]: point for point in json.loads(SWAP.read_text())["points"]}
     local, swapped = ({stage["stage"]: stage["us"] for stage in points[arm]["stages"]} for arm in ("local", "swapped"))
     for stage, value in local.items():
-        assert stage in shown and f"{swapped[stage] - value:+.1f} us" in shown
+        assert stage in shown and f"{round(swapped[stage] - value, 1) + 0.0:+.1f} us" in shown
     assert f"{sum(local.values()):.1f} us" in shown and f"{sum(swapped.values()):.1f} us" in shown
     svg = ElementTree.fromstring(
         charts.waterfall(
@@ -166,6 +166,20 @@ def test_conditions_stand_before_and_after(link: Run) -> None:
         gpus = json.loads(LINK.read_text())["facts"][f"telemetry_{when}"]["gpus"]
         assert cells.count(when) == len(gpus) == 2
         assert all(f"{gpu['power_w']:,.0f}" in cells for gpu in gpus)
+
+
+def test_the_same_code_is_asked_of_the_arms_that_are_compared(swap: Run) -> None:
+    """Each case has a graph of its own; within a case two hashes are the fault that the page must name."""
+    points = tuple(
+        replace(point, arm=f"{case} {point.arm}", factors={**point.factors, "case": case})
+        for case in ("1K", "8K") for point in swap.points
+    )  # fmt: skip
+    hashes = {point.arm: f"of{point.factors['case']}" for point in points}
+    several = replace(swap, points=points, facts={**swap.facts, "code_hash_by_arm": hashes})
+    assert "the same in all arms of each case, 1K of1K, 8K of8K." in report.page([several])
+    broken = replace(several, facts={**several.facts, "code_hash_by_arm": {**hashes, "8K swapped": "other"}})
+    assert "Machine code: NOT the same in all arms" in report.page([broken])
+    assert "Machine code: the same in all arms, hash" in report.page([swap])
 
 
 def test_matrix_of_the_page_is_that_of_the_file(link: Run) -> None:

@@ -65,8 +65,8 @@ def _spoil(cache: Tensor, table: Tensor, length: int) -> None:
 
 
 def norm_router() -> Iterator[Case]:
-    sizes = [(2880, 128, 4), (64, 32, 8), (96, 5, 5), (1440, 33, 2)]
-    for seed, ((h, experts, k), kind) in enumerate(product(sizes, VALUES)):
+    sizes = [(64, 32, 8), (2880, 128, 4), (96, 5, 5), (1440, 33, 2)]
+    for seed, (kind, (h, experts, k)) in enumerate(product(VALUES, sizes)):
         order = ("before_cast", "after_cast")[seed % 2]
         residual = values("normal", (1, h), seed + 2) if seed % 3 else None
         outputs = {

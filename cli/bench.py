@@ -16,6 +16,7 @@ from dieplace.cli.bench_going_on import going_on, interrupted
 from dieplace.cli.bench_measure import backend_of, measure
 from dieplace.cli.bench_tables import live_parts, one_decimal, tables
 from dieplace.cli.options import BACKENDS
+from dieplace.cli.partition_options import finite
 from dieplace.cli.table import Column, Prose, Table, wrapped
 
 if TYPE_CHECKING:
@@ -205,7 +206,9 @@ def write_report(ctx: click.Context, runs: tuple[str, ...], target: str | None, 
 @click.argument("base")
 @click.argument("run")
 @click.option("--allow", multiple=True, metavar="KEY", help="Compare although this condition differs; may be repeated.")
-@click.option("--fail-on", type=click.FloatRange(0), metavar="PERCENT", help="Exit 1 where RUN is slower by more.")
+@click.option(
+    "--fail-on", type=click.FloatRange(0), callback=finite, metavar="PERCENT", help="Exit 1 where slower by more."
+)
 @click.pass_context
 def compare(ctx: click.Context, base: str, run: str, allow: tuple[str, ...], fail_on: float | None) -> None:
     """RUN against BASE, arm by arm; refuses runs whose conditions differ."""

@@ -69,6 +69,8 @@ def _in_block_order(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 def new_folder(name: str, out: str | None) -> Path:
     """The folder for runs and report: the one named, else a new one in `dieplace-runs`; UsageError unless writable."""
+    if out == "":  # of a variable that is not set: "." would scatter files in the current folder
+        raise UsageError("--out is empty", hint="name a folder, or leave --out out")
     try:
         folder = own_folder(name) if out is None else Path(out)
         folder.mkdir(parents=True, exist_ok=True)

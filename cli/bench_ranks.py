@@ -18,6 +18,7 @@ from dieplace.cli.bench_going_on import going_on
 from dieplace.cli.bench_measure import backend_of, measure
 from dieplace.cli.options import settings
 from dieplace.errors import BackendError, DieplaceError, UsageError
+from dieplace.whole_file import write_whole
 
 if TYPE_CHECKING:
     from dieplace.binding.ranks import Launched
@@ -114,7 +115,7 @@ def _child(
     if any(run.facts.get("stopped") == "interrupted" for run in runs):
         raise SystemExit(130)
     clear(folder, name, backend)
-    (folder / DONE).write_text("every run of this rank is here\n")
+    write_whole(folder / DONE, "every run of this rank is here\n")
 
 
 def _make(folder: Path) -> None:
@@ -170,7 +171,7 @@ def _hosts(folder: Path, ends: Sequence[RankEnd]) -> dict[str, str]:
     """Each host's own name: printed, and kept in `hosts.txt` where there are several; run files name no machine."""
     names = {f"host{end.node}": end.hostname for end in ends if end.node is not None and end.hostname}
     if len(names) > 1:
-        (folder / "hosts.txt").write_text("".join(f"{host} {name}\n" for host, name in names.items()))
+        write_whole(folder / "hosts.txt", "".join(f"{host} {name}\n" for host, name in names.items()))
     return names
 
 

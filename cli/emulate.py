@@ -12,6 +12,7 @@ import click
 
 from dieplace.cli import render
 from dieplace.cli.options import settings
+from dieplace.cli.partition_options import finite
 from dieplace.cli.table import Column, Table
 from dieplace.errors import NoSuchDevice, UsageError
 from dieplace.sysfs import errno_name
@@ -82,7 +83,7 @@ def show(ctx: click.Context, directory: Path | None) -> None:
 @click.option("--card", help="Only this card: gpuN or its BDF.")
 @click.option("--times", type=click.IntRange(1), default=1, show_default=True, help="How often.")
 @click.option("--always", is_flag=True, help="Every time, until --clear.")
-@click.option("--seconds", type=click.FloatRange(0, 3600), default=0.0, help="Take this long first.")
+@click.option("--seconds", type=click.FloatRange(0, 3600), default=0.0, callback=finite, help="Take so long.")
 @click.option("--path", help="The path that a read fault is for; * matches anything.")
 @click.option("--clear", is_flag=True, help="Forget all faults and end all card resets.")
 @click.pass_context

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +14,7 @@ from dieplace.cli.doctor import package_versions, python_facts
 from dieplace.cli.options import settings
 from dieplace.cli.table import Column, Table
 from dieplace.errors import NoBackend, UsageError
+from dieplace.whole_file import write_whole
 
 VARIABLES = (
     "DIEPLACE_BACKEND",
@@ -96,8 +96,4 @@ def _record(backend: Any, target: str) -> None:
             hint="save its machine instead: dieplace.discover().save(FILE)",
         )
     text = render.to_json(record(backend.sysfs, backend.environ, package_versions()))
-    path = Path(target)
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}") from error
+    write_whole(target, text, hint="name another file")

@@ -22,6 +22,7 @@ from dieplace import __version__
 from dieplace.cli import render
 from dieplace.cli.options import add_global_options, global_options
 from dieplace.errors import DieplaceError, Unsupported, UsageError
+from dieplace.whole_file import DISK_TROUBLE
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("dieplace.cli.topology:list_devices", "List the logical devices: cards, dies, memory, domains."),
@@ -38,8 +39,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 # A path that a user gave and that the file system refuses, wherever a command meets it first.
 PATH_TROUBLE = {errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EROFS}
-# Where an answer or a file goes has no room for it: `dieplace list > file` on a full disk.
-DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 COMPLETE_VARIABLE = "_DIEPLACE_COMPLETE"
 
 

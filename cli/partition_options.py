@@ -20,9 +20,9 @@ def options(*decorators: Decorator) -> Decorator:
     return decorate
 
 
-def finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    if not math.isfinite(value):  # "nan" passes click's range check
-        raise click.BadParameter(f"{value} is not a number of seconds", ctx, param)
+def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):  # "nan" passes click's range check
+        raise click.BadParameter(f"{value} is not a number of {(param.metavar or 'seconds').lower()}", ctx, param)
     return value
 
 

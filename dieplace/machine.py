@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dieplace.errors import NoSuchDevice, StaleMachine, Unsupported, UsageError
 from dieplace.modes import Mode
+from dieplace.whole_file import write_whole
 
 if TYPE_CHECKING:
     from dieplace.backends.base import Backend
@@ -291,7 +292,7 @@ class Machine:
 
     def save(self, path: str | Path) -> None:
         """Write the snapshot as versioned JSON."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+        write_whole(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n", hint="name another file")
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Machine:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dieplace.errors import UsageError
+from dieplace.whole_file import write_whole
 
 SCHEMA = "dieplace/run/1"
 ORIGINS = ("measured", "reported", "modelled")
@@ -182,26 +181,7 @@ class Run:
 
     def save(self, path: str | Path) -> Path:
         """Write the file whole or not at all (temporary file, fsync, rename)."""
-        target = Path(path)
-        text = json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                    stream.write(text)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                os.chmod(temporary, 0o644)
-                os.replace(temporary, target)
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
-        except OSError as error:
-            raise UsageError(
-                f"cannot write {target}: {error.strerror}", hint="name another folder with --out"
-            ) from error
-        return target
+        return write_whole(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def from_json(cls, data: Any) -> Run:

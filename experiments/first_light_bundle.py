@@ -8,9 +8,7 @@ command leaves a bundle that reads.
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dieplace.errors import UsageError
 from dieplace.experiments.first_light_questions import ORIGINS, Answer, with_whys
+from dieplace.whole_file import write_whole
 
 if TYPE_CHECKING:
     from dieplace.run import Run
@@ -174,26 +173,7 @@ def slug(text: str) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace a file by strict JSON, whole or not at all."""
-    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file, whole or not at all; UsageError where it cannot be."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint="name another folder with --out") from error
+    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def _answers(folder: Path) -> list[Any]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dieplace.errors import UsageError
-from dieplace.experiments.first_light_bundle import AS_FOUND, Bundle, write_text
+from dieplace.experiments.first_light_bundle import AS_FOUND, Bundle
 from dieplace.experiments.first_light_catalogue import QUESTIONS, question
 from dieplace.experiments.markup import html_table
+from dieplace.whole_file import write_whole
 
 if TYPE_CHECKING:
     from dieplace.experiments.first_light_questions import Answer
@@ -99,8 +100,7 @@ def sentences_of(runs: Sequence[Run]) -> list[str]:
 def write(bundle: Bundle, path: str | Path | None = None, *, markdown: bool = False) -> Path:
     """Write the page, into the bundle unless a path is given."""
     target = Path(path) if path is not None else bundle.folder / ("report.md" if markdown else "report.html")
-    write_text(target, as_markdown(bundle) if markdown else page(bundle))
-    return target
+    return write_whole(target, as_markdown(bundle) if markdown else page(bundle))
 
 
 def as_markdown(bundle: Bundle) -> str:

@@ -7,6 +7,7 @@ another process is gone on with, in the order that one process would have taken.
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import threading
@@ -90,13 +91,14 @@ def measure(
     than two arms, a taken name, or earlier blocks of other arms.
     """
     takers = _takers(arms)
-    if earlier is not None and earlier.finished:
-        return earlier
+    if earlier is not None:
+        _require_same(earlier, takers, plan)
+        if earlier.finished:
+            return earlier
     found = _begin(arms, takers, plan, earlier)
     shuffle = random.Random(plan.seed)
-    for block in found.order:
+    for _ in found.order:
         _shuffled(takers, shuffle)
-        assert len(block) == len(takers)
     start = now() - found.spent_s
     try:
         with ctrl_c_held() as asked:
@@ -155,14 +157,35 @@ def _takers(arms: Arms) -> dict[str, Callable[[], float]]:
     return {**arms, CONTROL: arms[next(iter(arms))]}
 
 
-def _begin(arms: Arms, takers: Arms, plan: Plan, earlier: Measured | None) -> Measured:
-    """Warm-ups of this process, on top of what was measured earlier."""
-    if earlier is not None and (list(earlier.samples) != list(takers) or earlier.seed != plan.seed):
+def require_whole(found: Measured) -> Measured:
+    """The same, once its parts are those of one measurement; ValueError says which are not."""
+    arms, times = set(found.samples), [*found.samples.values(), *found.warmups.values()]
+    if not all(math.isfinite(value) and value > 0 for values in times for value in values):
+        raise ValueError("a sample is no positive number")
+    if any(len(values) != len(found.order) for values in found.samples.values()):
+        raise ValueError("an arm has more or fewer samples than there are blocks")
+    if any(len(block) != len(arms) or set(block) != arms for block in found.order):
+        raise ValueError("a block does not have every arm once")
+    if set(found.warmups) != arms - {CONTROL}:
+        raise ValueError("warm-ups are not of the arms that were measured")
+    if not all(0 <= number <= len(found.order) for number in found.sittings) or not 0 <= found.spent_s < math.inf:
+        raise ValueError("sittings or the time spent are none of these blocks")
+    if found.finished and not found.order:
+        raise ValueError("it is done and has no block")
+    return found
+
+
+def _require_same(earlier: Measured, takers: Arms, plan: Plan) -> None:
+    if list(earlier.samples) != list(takers) or earlier.seed != plan.seed:
         raise UsageError(
             f"the blocks measured earlier are of {', '.join(earlier.samples)} with seed {earlier.seed}, asked are"
             f" {', '.join(takers)} with seed {plan.seed}",
             hint="measure into another folder",
         )
+
+
+def _begin(arms: Arms, takers: Arms, plan: Plan, earlier: Measured | None) -> Measured:
+    """Warm-ups of this process, on top of what was measured earlier."""
     fresh = {name: tuple(taker() for _ in range(plan.warmups)) for name, taker in arms.items()}
     if earlier is None:
         return Measured(plan.seed, {name: () for name in takers}, fresh, (), UNDER_WAY)

@@ -17,18 +17,13 @@ from dieplace.experiments import live_tables, report_conditions, report_live, re
 from dieplace.experiments.report_parts import Heading, Listed, Part, Said, to_html, to_markdown
 from dieplace.experiments.report_style import STYLE
 from dieplace.run import Run
+from dieplace.whole_file import write_whole
 
 
 def write(runs: Sequence[Run], path: str | Path, *, markdown: bool = False) -> Path:
     """Write the report of `runs` to `path`; UsageError where they do not belong together or it cannot be written."""
-    target = Path(path)
     text = markdown_page(runs) if markdown else page(runs)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}", hint="name another path") from error
-    return target
+    return write_whole(path, text, hint="name another path")
 
 
 def page(runs: Sequence[Run]) -> str:

@@ -12,15 +12,15 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from dieplace.errors import Busy, UsageError
-from dieplace.experiments.harness import Measured
+from dieplace.experiments.harness import Measured, require_whole
 from dieplace.experiments.registry import Options
+from dieplace.whole_file import write_whole
 
 SCHEMA = "dieplace/unfinished/1"
 FOLDER = "unfinished"
@@ -39,7 +39,6 @@ class Unfinished:
         self._lock: int | None = None
         wanted: dict[str, Any] = json.loads(json.dumps(dict(identity), allow_nan=False))
         if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self._folder)
         try:
             found = read(folder)
@@ -78,14 +77,20 @@ class Unfinished:
 
     def _save(self, name: str, body: Mapping[str, Any]) -> None:
         if self._folder is not None:
-            _write_whole(self._folder / name, json.dumps({"schema": SCHEMA, **body}, allow_nan=False) + "\n")
+            write_whole(self._folder / name, json.dumps({"schema": SCHEMA, **body}, allow_nan=False) + "\n")
 
 
 def read(folder: Path | None) -> dict[str, Any] | None:
     """What is being measured in a folder: `identity` and `sittings`; None where nothing is unfinished."""
-    found = None if folder is None else _load(folder / FOLDER / "run.json")
-    if found is not None and not (isinstance(found.get("identity"), dict) and isinstance(found.get("sittings"), list)):
-        raise _damaged(Path(str(folder)) / FOLDER / "run.json", "it does not say what was measured")
+    path = Path() if folder is None else folder / FOLDER / "run.json"
+    found = None if folder is None else _load(path)
+    if found is None:
+        return None
+    sittings = found.get("sittings")
+    if not (isinstance(found.get("identity"), dict) and isinstance(sittings, list)):
+        raise _damaged(path, "it does not say what was measured")
+    if not all(isinstance(one, dict) and isinstance(one.get("conditions"), dict) for one in sittings):
+        raise _damaged(path, "a sitting does not say under which conditions it was")
     return found
 
 
@@ -102,13 +107,23 @@ def continued(folder: Path, experiment: str, options: Options, given: Collection
     kept: dict[str, Any] = {}
     for key in OPTIONS:
         asked = getattr(options, key)
-        was = tuple(saved.get(key, ())) if key == "arms" else saved.get(key)
+        was = _of_kind(saved.get(key), asked, folder / FOLDER / "run.json", key)
         if key in given and was != asked:
             differing[key] = (was, asked)
         kept[key] = was
     if differing:
         _refuse(folder, differing)
     return replace(options, **kept)
+
+
+def _of_kind(value: Any, like: Any, path: Path, key: str) -> Any:
+    """An option as it was saved, which must be of the kind that the option is."""
+    texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if isinstance(like, tuple) and texts:
+        return tuple(value)
+    if isinstance(like, tuple) or type(value) is not type(like):
+        raise _damaged(path, f"its {key} is {value!r:.60}")
+    return value
 
 
 def clear(folder: Path, experiment: str, backend: str) -> None:
@@ -143,27 +158,26 @@ def _refuse(folder: Path, differing: Mapping[str, tuple[Any, Any]]) -> None:
 def _measured(body: Mapping[str, Any], path: Path) -> Measured:
     try:
         data = body["measured"]
-        samples = {str(arm): tuple(float(v) for v in values) for arm, values in data["samples"].items()}
-        order = tuple(tuple(str(name) for name in block) for block in data["order"])
-        if any(len(values) != len(order) for values in samples.values()):
-            raise ValueError("an arm has more or fewer samples than there are blocks")
-        return Measured(
-            seed=int(data["seed"]),
-            samples=samples,
-            warmups={str(arm): tuple(float(v) for v in values) for arm, values in data["warmups"].items()},
-            order=order,
-            stopped=str(data["stopped"]),
-            notes=tuple(data["notes"]),
-            sittings=tuple(int(n) for n in data["sittings"]),
-            spent_s=float(data["spent_s"]),
+        return require_whole(
+            Measured(
+                seed=int(data["seed"]),
+                samples={str(arm): tuple(float(v) for v in values) for arm, values in data["samples"].items()},
+                warmups={str(arm): tuple(float(v) for v in values) for arm, values in data["warmups"].items()},
+                order=tuple(tuple(str(name) for name in block) for block in data["order"]),
+                stopped=str(data["stopped"]),
+                notes=tuple(str(note) for note in data["notes"]),
+                sittings=tuple(int(n) for n in data["sittings"]),
+                spent_s=float(data["spent_s"]),
+            )
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _damaged(path, f"{type(error).__name__} {error}") from error
 
 
 def _load(path: Path) -> dict[str, Any] | None:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(body, allow_nan=False)  # NaN, and numbers too large for a float, are of no file of ours
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -178,24 +192,16 @@ def _damaged(path: Path, why: str) -> UsageError:
 
 
 def _locked(folder: Path) -> int:
-    handle = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+    except OSError as error:
+        raise UsageError(
+            f"cannot keep what is measured in {folder}: {error.strerror}", hint="name another folder with --out"
+        ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(handle)
         raise Busy(f"another process is measuring into {folder.parent}", hint="wait for it, or use --out") from error
     return handle
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """A reader, and whoever comes after a kill, sees the old file or the new one."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -331,7 +331,16 @@ class EmulatedHBM:
             raise UsageError("an interleave pattern needs at least one domain")
         pattern = np.array([self._domain(n) for n in names], dtype=np.int16)
         homes = tuple(self.domains[i].id for i in pattern)
+        self._require_sane(homes[0], objects)
         return homes, np.resize(pattern, objects)
+
+    def _require_sane(self, domain: str, objects: int) -> None:
+        """DomainFull for more than all domains together have: before a list of so many objects is made."""
+        there = sum(self._objects.total(index) for index in range(len(self.domains)))
+        if objects > there:
+            index = self._index[domain]
+            free, total = (count(index) * OBJECT_BYTES for count in (self._objects.count, self._objects.total))
+            raise domain_full(domain, objects * OBJECT_BYTES, free, total, domain)
 
     def _check_limit(self, device: str | None, reserved: int) -> None:
         if device is None or device not in self._limits:

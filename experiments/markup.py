@@ -35,12 +35,6 @@ def kind_of(text: str) -> str:
     return "w" if len(text) > 60 else ""
 
 
-def head_row(headers: Sequence[str], *, numeric: Sequence[str]) -> str:
-    """The header row; those named in `numeric` stand right."""
-    cells = (f"<th{' class=n' if header in numeric else ''}>{escape(header)}</th>" for header in headers)
-    return f"<tr>{''.join(cells)}</tr>"
-
-
 def _numeric(form: str | None) -> str:
     return " class=n" if form else ""
 

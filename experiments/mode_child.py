@@ -83,6 +83,7 @@ def measure_block(machine: Machine, rig: Any, block: str, mode: str, options: Op
     """The Run of one block on the first visible device of `rig`: every role local, audited before and after."""
     from dieplace.experiments import weight_swap_live as rules
     from dieplace.experiments.harness import measure
+    from dieplace.experiments.rotation import rotation
     from dieplace.experiments.step_bench import PlacedLayers
     from dieplace.experiments.step_recipe import gpt_oss
     from dieplace.experiments.step_run import PLAN
@@ -99,6 +100,7 @@ def measure_block(machine: Machine, rig: Any, block: str, mode: str, options: Op
             raise KeyboardInterrupt
         last = _audited(layers)
         nbytes = sum(layers.reads.values())
+        spread = rotation(max(1, round(nbytes)), rig.cache_bytes, LAYERS, fixed=True)
         far = 0.0 if device.local_guaranteed else None  # over both dies: nobody knows which reads crossed
         point = Point(
             "local",
@@ -106,6 +108,7 @@ def measure_block(machine: Machine, rig: Any, block: str, mode: str, options: Op
             factors={
                 "bytes_read": nbytes,
                 "bytes_read_far": far,
+                "cache": "cold" if spread.cold else "warm",
                 "device": device.id,
             },
             residency_before=first,

@@ -11,7 +11,7 @@ from typing import Any
 from dieplace.errors import UsageError
 from dieplace.run import Point, Run
 
-_GPUS = Path("nvidia-h200-x2")
+GPUS = Path("nvidia-h200-x2")
 _MODES = ("spx-nps1", "dpx-nps1", "dpx-nps2")
 _SPEED_ROWS = {
     "streaming read": "streaming read, 1 GiB: the ceiling",
@@ -27,7 +27,7 @@ MEASURED = "{}; measured on 2 x H200: it validates the harness and the code, not
 
 def flags_table(results: Path) -> str:
     """Round trips of a sync flag by its home and the number of its pollers, medians in us."""
-    run = Run.load(results / _GPUS / "flags" / "gpu0-gpu1.json")
+    run = Run.load(results / GPUS / "flags" / "gpu0-gpu1.json")
     homes = list(dict.fromkeys(str(point.factors["home"]) for point in run.points))
     rows: dict[tuple[int, str], dict[str, str]] = {}
     for point in run.points:
@@ -46,7 +46,7 @@ def _trip(point: Point) -> str:
 
 def shards_table(results: Path) -> str:
     """One layer as two halves on two GPUs, all weights of both at home or on the other GPU, with the prediction."""
-    run = Run.load(results / _GPUS / "weight-swap" / "gpu0-gpu1-shards2.json")
+    run = Run.load(results / GPUS / "weight-swap" / "gpu0-gpu1-shards2.json")
     rows = []
     for point in run.points:
         found = point.quantities
@@ -67,7 +67,7 @@ def shards_table(results: Path) -> str:
 
 def kernel_speed_table(results: Path) -> str:
     """Speed of the Triton kernels, medians: GB/s, share of the run's own streaming read, and the layer beside torch."""
-    body = json.loads((results / _GPUS / "kernel-speed.json").read_text(encoding="utf-8"))
+    body = json.loads((results / GPUS / "kernel-speed.json").read_text(encoding="utf-8"))
     times = {case["name"]: case for case in body["cases"]}
     ceiling = _rate(times[body["ceiling"]])
     rows = []

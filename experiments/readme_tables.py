@@ -14,13 +14,11 @@ from pathlib import Path
 
 from dieplace.errors import UsageError
 from dieplace.experiments import published, summary
-from dieplace.experiments.readme_more import MORE
+from dieplace.experiments.readme_more import GPUS, MEASURED, MORE, markdown
 from dieplace.run import Point, Quantity, Run
 
 _BLOCK = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n)(.*?)(<!-- end table -->)", re.DOTALL)
 _FOLDER = Path("emulated-mi355x") / "weight-swap"
-_GPUS = Path("nvidia-h200-x2")
-_LIVE_TITLE = "{}; measured on 2 x H200: it validates the harness and the code, not the MI355X."
 _BLOCKS = ("dpx-nps2", "spx-nps1", "dpx-nps1")
 
 
@@ -48,7 +46,7 @@ def weight_swap_table() -> str:
     word = summary.title_word(runs)
     head = ("run", "arm", f"token, us, {word}", f"slower than all-local, %, {word}", "unfitted set C, %")
     title = f"{summary.workload_words(runs)}, {word}, emulated MI355X; range over sets."
-    return f"{title}\n\n{_markdown(head, body)}"
+    return f"{title}\n\n{markdown(head, body)}"
 
 
 def published_table() -> str:
@@ -60,12 +58,12 @@ def published_table() -> str:
         modelled = "-" if row.modelled is None else _ranged(row.modelled, "{:.3g}")
         residual = "-" if row.residual is None else f"{row.residual:+.2f}"
         body.append((row.claim, row.published, modelled, residual, row.reason))
-    return _markdown(("figure", "published", word, "residual", "why"), body)
+    return markdown(("figure", "published", word, "residual", "why"), body)
 
 
 def link_table() -> str:
     """Near and far memory of the two test GPUs at the largest working set, measured."""
-    run = Run.load(results_folder() / _GPUS / "link" / "gpu0-gpu1.json")
+    run = Run.load(results_folder() / GPUS / "link" / "gpu0-gpu1.json")
     body = []
     for point in run.points:
         factors, quantities = point.factors, point.quantities
@@ -80,56 +78,56 @@ def link_table() -> str:
         of_ceiling = "-" if share is None else f"{share:.2f}"
         body.append((f"{factors['what']}{both}", point.arm, value, of_ceiling, _interval(quantities["time_over_near"])))
     head = ("what", "memory", "measured", "of the run's ceiling", "time over near's (near's own: A/A)")
-    return f"{_LIVE_TITLE.format('1 GiB, cold; GPU 0 executes')}\n\n{_markdown(head, body)}"
+    return f"{MEASURED.format('1 GiB, cold; GPU 0 executes')}\n\n{markdown(head, body)}"
 
 
 def live_swap_table() -> str:
     """One layer with its weights near and far on the two test GPUs, measured, with the prediction."""
     run = _live_run("weight-swap")
-    title = _LIVE_TITLE.format("gpt-oss-120b layer in MXFP4, 1,024 tokens of context, under a graph")
+    title = MEASURED.format("gpt-oss-120b layer in MXFP4, 1,024 tokens of context, under a graph")
     head = ("arm", "moved, MB a layer", "weights are", *_STEP_HEAD)
     body = [
         (point.arm, _moved(point), str((point.residency_before or {}).get("moved_evidence")), *_step_cells(point))
         for point in run.points
     ]
     note = "The first row's ratio is the A/A control; interleaved rows have the prediction that reads both at once."
-    return f"{title} {note}\n\n{_markdown(head, body)}"
+    return f"{title} {note}\n\n{markdown(head, body)}"
 
 
 def live_placement_table() -> str:
     """All eight placements of weights, KV cache and flags, measured."""
     run = _live_run("placement")
-    title = _LIVE_TITLE.format("One layer and its two hand-offs, weights, KV cache and flags near or far")
+    title = MEASURED.format("One layer and its two hand-offs, weights, KV cache and flags near or far")
     body = [(point.arm, _moved(point), *_step_cells(point)) for point in run.points]
-    return f"{title} The first row's ratio is the A/A control.\n\n{_markdown(('arm', 'moved, MB', *_STEP_HEAD), body)}"
+    return f"{title} The first row's ratio is the A/A control.\n\n{markdown(('arm', 'moved, MB', *_STEP_HEAD), body)}"
 
 
 def live_context_table() -> str:
     """Weights or KV cache far at three contexts, measured."""
     run = _live_run("context")
-    title = _LIVE_TITLE.format("One layer at three lengths of context")
+    title = MEASURED.format("One layer at three lengths of context")
     body = [(point.arm, _moved(point), *_step_cells(point)) for point in run.points]
     note = "The ratio of a local row is its A/A control."
-    return f"{title} {note}\n\n{_markdown(('context and arm', 'moved, MB', *_STEP_HEAD), body)}"
+    return f"{title} {note}\n\n{markdown(('context and arm', 'moved, MB', *_STEP_HEAD), body)}"
 
 
 def live_verify_table() -> str:
     """Rounds of 1 to 8 tokens with weights near and far, measured."""
     run = _live_run("verify")
-    title = _LIVE_TITLE.format("One layer for rounds of 1, 2, 4 and 8 tokens")
+    title = MEASURED.format("One layer for rounds of 1, 2, 4 and 8 tokens")
     body = [
         (point.arm, f"{point.factors['experts_read_per_layer']:.4g}", _moved(point), *_step_cells(point))
         for point in run.points
     ]
     head = ("round and arm", "experts read", "moved, MB", *_STEP_HEAD)
-    return f"{title} The ratio of a local row is its A/A control.\n\n{_markdown(head, body)}"
+    return f"{title} The ratio of a local row is its A/A control.\n\n{markdown(head, body)}"
 
 
 _STEP_HEAD = ("layer, us", "time over local's", "predicted, us", "of measured")
 
 
 def _live_run(name: str) -> Run:
-    return Run.load(results_folder() / _GPUS / name / "gpu0-gpu1.json")
+    return Run.load(results_folder() / GPUS / name / "gpu0-gpu1.json")
 
 
 def _moved(point: Point) -> str:
@@ -211,11 +209,6 @@ def _ranged(found: Quantity, form: str, factor: float = 1) -> str:
     if found.low is None or found.high is None or found.low == found.high:
         return text
     return f"{text} ({form.format(found.low * factor)} to {form.format(found.high * factor)})"
-
-
-def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from dieplace.experiments.link_tables import headline
 from dieplace.experiments.live_table import LiveTable, arm_words, digits, points_of, ranged, size_words
 from dieplace.experiments.report_parts import Drawn, Folded, Heading, Listed, Part, Said, Tabled
 from dieplace.experiments.report_sections import MOST_OPEN
-from dieplace.experiments.step_tables import RESIDENCY, is_step
+from dieplace.experiments.step_tables import RESIDENCY, is_step, stage_note
 from dieplace.run import Point, Quantity, Run
 
 MOST_LISTED = 14  # verdicts that are shown at once
@@ -199,7 +199,7 @@ def _best(values: Sequence[float], metric: str) -> float:
 
 
 def _waterfalls(runs: Sequence[Run], word: str, level: int) -> list[Part]:
-    """From each case's local arm to every other, by the stages that events in the graph told."""
+    """From each case's local arm to every other, stage by stage."""
     found: list[Part] = []
     for run, point in points_of(runs):
         base = _base_of(run, point)
@@ -217,8 +217,7 @@ def _waterfalls(runs: Sequence[Run], word: str, level: int) -> list[Part]:
         return []
     most = 2 * MOST_OPEN
     rest = [Folded("more arms, stage by stage", tuple(found[most:]))] if len(found) > most else []
-    note = "Stages between events in the graph: their sum is longer than the layer, as each event takes some time."
-    return [*found[:most], *rest, Said(note, "quiet")]
+    return [*found[:most], *rest, Said(stage_note(runs), "quiet")]
 
 
 def _base_of(run: Run, point: Point) -> Point | None:

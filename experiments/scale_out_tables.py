@@ -9,17 +9,12 @@ from typing import Any
 from dieplace.experiments import outliers
 from dieplace.experiments.charts import Bar
 from dieplace.experiments.live_table import LiveTable
-from dieplace.experiments.scale_out_merge import NAME, main_quantity
+from dieplace.experiments.scale_out_merge import main_quantity
 from dieplace.run import Point, Quantity, Run
 
 _PLACE = ("rank", "host", "card", "outlier")
 _QUIET = ("cache", "directions", "roles_moved", "bytes_per_token_by_role")
 Row = dict[str, Any]
-
-
-def is_merged(runs: Sequence[Run]) -> bool:
-    """Whether these are merged runs of several ranks."""
-    return bool(runs) and runs[0].experiment == NAME
 
 
 def tables(runs: Sequence[Run]) -> list[LiveTable]:

@@ -128,7 +128,8 @@ def verdict(
     """Put a ratio into words.
 
     `control` is the A/A ratio of the same run: where its interval lies off 1 by more than 1 %, or clocks ran at less
-    than 90 % throughout (`clock_share`), nothing is concluded; all samples stay in the run.
+    than 90 % (`clock_share`, of the most, as read right after the work), nothing is concluded; all samples stay in the
+    run.
     """
     why = _too_noisy(found, control, clock_share)
     if why is not None:

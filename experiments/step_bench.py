@@ -224,13 +224,6 @@ class PlacedLayers:
         return rules.judge(cycles, asked, levels)
 
 
-def sample_together(several: Sequence[PlacedLayers]) -> float:
-    """ns of one layer of the slowest of several devices that replay at the same time, after settling."""
-    for one in several:
-        one.settle()
-    return max(timing.time_together([one.graph for one in several]))
-
-
 def read_rates(rig: TorchRig, reader: str, far: str) -> tuple[float, float]:
     """GB/s of 1 GiB reads of near and of far memory, as the link experiment makes them."""
     samples = [rig.stream("read", reader, home, GIB) for home in (reader, far)]

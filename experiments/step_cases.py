@@ -82,5 +82,5 @@ def refuse_other_forms(experiment: str, backend: str, options: Options) -> None:
         form = "{}, {}, {} tokens of context, --shards {}, bytes from {}"
         raise UsageError(
             f"{experiment} on {backend} has the form {form.format(*wanted)}; asked: {form.format(*asked)}",
-            hint="add --shards 1",
+            hint="add --shards 1, and leave --model, --precision, --context and --bytes out",
         )

@@ -44,11 +44,6 @@ def policy_of(arm: str) -> Policy:
     return Policy.peer() if arm == "swapped" else Policy.peer_share(int(found.group(2)))
 
 
-def moved_share(arm: str) -> float:
-    """The share of the weights that an arm puts on the peer."""
-    return share_of(policy_of(arm))
-
-
 def share_of(policy: Policy) -> float:
     """The share of a role's bytes that a policy of this experiment puts on the peer."""
     return {"local": 0.0, "peer": 1.0}.get(policy.kind, policy.eighths / 8)

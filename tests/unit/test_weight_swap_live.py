@@ -20,7 +20,7 @@ def probed(cycles: list[float], asked_far: list[bool], calibration: live.Calibra
 
 
 def test_arms_and_their_shares() -> None:
-    assert [live.moved_share(a) for a in ("local", "swapped", "interleave-3/8")] == [0.0, 1.0, 0.375]
+    assert [live.share_of(live.policy_of(a)) for a in ("local", "swapped", "interleave-3/8")] == [0.0, 1.0, 0.375]
     for word in ("swapped-kv_cache", "interleave-8/8", "interleave-9/8", ""):
         with pytest.raises(UsageError, match="no arm"):
             live.policy_of(word)

@@ -83,7 +83,7 @@ def _cannot(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     default=2,
     show_default=True,
     type=click.IntRange(1, 2),
-    help="Halves of the model, one a die: 2 is all there is yet.",
+    help="2: halves of the model, one a die or GPU; 1: one device alone, measured only.",
 )
 @click.option(
     "--bytes",

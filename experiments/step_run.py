@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -131,7 +132,7 @@ class StepRun:
                 self.options.watch.tell(f"{label}: block {blocks}, at most {at_most:.0f} s left")
 
             measured = measure(
-                {arm.name: lambda arm=arm: self._sample(layers, arm) for arm in case.arms},
+                {arm.name: partial(self._sample, layers, arm) for arm in case.arms},
                 self.plan,
                 progress=tell,
                 earlier=work.earlier(case.name, code_hash),

@@ -57,7 +57,9 @@ def require_rounds(stamps: Tensor, flag: Tensor, acks: Tensor, *, first: int, pa
         late = [n for n, held in enumerate(acks.view(-1, 32)[:, 0].tolist()) if held != expected]
         if done == rounds and (party or not late):
             continue
-        which, held = ("the flag", int(flag[0])) if party else (f"acknowledgement {late}", int(acks[32 * (late or [0])[0]]))
+        which, held = "the flag", int(flag[0])
+        if not party:
+            which, held = f"acknowledgement {late}", int(acks[32 * (late or [0])[0]])
         raise KernelFault(
             f"{waiter}, block {party}, waited for {which} to hold {expected}: it holds {held}",
             hint=_HINT,

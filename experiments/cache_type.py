@@ -30,6 +30,8 @@ def cannot(backend: str) -> str | None:
     """Only AMD cards change a buffer's cache type with its home."""
     if backend in ("nvidia", "cpu"):
         return "memory there keeps its cache type wherever it lies"
+    if backend == "amd":
+        return "local-nc needs the driver loaded anew with mtype_local=1, which no experiment here does"
     return emulated_only(backend)
 
 

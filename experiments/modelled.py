@@ -58,7 +58,7 @@ def emulated_only(backend: str) -> str | None:
     """None on the emulated backend; elsewhere why not."""
     if backend == "emulated":
         return None
-    return "timing it on hardware needs kernels that run a decode step there, which this release does not have"
+    return "a decode step is timed on GPUs, and this backend has none"
 
 
 def workload_of(options: Options, **changes: Any) -> Workload:

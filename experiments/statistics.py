@@ -127,18 +127,21 @@ def verdict(
 ) -> Verdict:
     """Put a ratio into words.
 
-    `control` is the A/A ratio of the same run: where its interval lies off 1 by more than 1 %, or clocks ran at less
-    than 90 % (`clock_share`, of the most, as read right after the work), nothing is concluded; all samples stay in the
-    run.
+    `control` is the A/A ratio of the same run: what its interval lies off 1 is no effect of an arm. Where that is more
+    than 1 %, or clocks ran at less than 90 % of the most right after the work (`clock_share`), nothing is concluded;
+    all samples stay in the run.
     """
     why = _too_noisy(found, control, clock_share)
     if why is not None:
         return Verdict("too noisy", f"too noisy to say, because {why}", found)
     low, high = float(found.low or 0.0), float(found.high or 0.0)
-    if low > 1.0:
+    off = max(0.0, _off(control))
+    if low > 1.0 + off:
         return Verdict("slower", f"slower by {_percent(found.value - 1, low - 1, high - 1)}", found)
-    if high < 1.0:
+    if high < 1.0 - off:
         return Verdict("faster", f"faster by {_percent(1 - found.value, 1 - high, 1 - low)}", found)
+    if low > 1.0 or high < 1.0:
+        return Verdict("too noisy", f"too noisy to say, because {_twice(control)}, which is as much", found)
     most = max(1 - low, high - 1)
     if most > resolution:
         words = f"too noisy to say, because the interval reaches {most:.1%} from 1, more than {resolution:.0%}"
@@ -172,11 +175,18 @@ def _too_noisy(found: Estimate, control: Estimate | None, clock_share: float | N
         return f"there are only {found.count} samples"
     if found.low is None or found.high is None:
         return found.why or "there is no interval"
-    if control is not None and control.low is not None and control.high is not None:
-        off = max(control.low - 1, 1 - control.high)
-        if off > CONTROL_LIMIT:
-            return f"the same arm measured twice differs by {control.value - 1:+.1%}"
-    return None
+    return _twice(control) if _off(control) > CONTROL_LIMIT else None
+
+
+def _off(control: Estimate | None) -> float:
+    """How far from 1 the whole interval of an A/A ratio lies; not positive where it holds 1."""
+    if control is None or control.low is None or control.high is None:
+        return 0.0
+    return max(control.low - 1, 1 - control.high)
+
+
+def _twice(control: Estimate | None) -> str:
+    return f"the same arm measured twice differs by {control.value - 1 if control else 0.0:+.1%}"
 
 
 def _percent(value: float, low: float, high: float) -> str:

@@ -89,6 +89,19 @@ def test_a_control_that_differs_forbids_a_conclusion() -> None:
     assert "measured twice differs by +5.0%" in verdict(found, control=bad).words
 
 
+def test_an_effect_is_more_than_what_the_same_arm_shows_twice() -> None:
+    """The control's interval leaves 1 by 0.4 %: a difference of 0.3 % is none of the arm's, one of 0.6 % is."""
+    off = {1: Estimate(1.006, 1.004, 1.008, 40), -1: Estimate(0.994, 0.992, 0.996, 40)}
+    for control in off.values():
+        for sign, kind in ((1, "slower"), (-1, "faster")):
+            near, far = (
+                Estimate(1 + sign * by, 1 + sign * by - 0.001, 1 + sign * by + 0.001, 40) for by in (0.004, 0.006)
+            )
+            assert verdict(near).kind == kind and verdict(far, control=control).kind == kind
+            said = verdict(near, control=control)
+            assert said.kind == "too noisy" and "measured twice differs by" in said.words
+
+
 def test_drift_and_a_slow_first_block_are_named() -> None:
     random = np.random.default_rng(7)
     steady = noisy(random, 1.0, 100, 0.01)

@@ -198,7 +198,10 @@ def remote_store(scene: DeviceScene) -> Answer:
     means = {f"round_{key}_mean_ns": fmean(found.round_ns) for key, found in seen.items()}
     value |= {"round_local_ns": local, "round_remote_ns": remote, **means, "extra_ns": extra}
     word = "arrives, within 0.1 us extra" if extra <= CLOSE_NS else "arrives, later than 0.1 us extra"
-    said = f"a store from {other.id} is seen {extra:,.0f} ns later than one from {one.id} itself, one way"
+    said = (
+        f"a store from {other.id} is seen {extra:,.0f} ns later than one from {one.id} itself, if both ways of a round"
+        " take equally long"
+    )
     return answered(name, word, said, origin=scene.origin, value=value)
 
 

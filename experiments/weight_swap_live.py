@@ -183,6 +183,7 @@ def quantities(
     """Times in us a layer, the ratio to local with its interval, the penalty or why not, and the prediction.
 
     `role_bytes` are all bytes a layer reads of what is moved: given, the second prediction stands beside the first.
+    Predictions are of origin `modelled`, though from measured rates.
     """
     from dieplace.experiments.harness import CONTROL
     from dieplace.experiments.statistics import median as with_interval
@@ -206,14 +207,14 @@ def quantities(
     local = with_interval([ns / 1000 for ns in measured.samples[first]], seed=measured.seed).value
     expected = predicted_us(local, moved_bytes, *rates)
     why = "a prediction from medians"
-    found["predicted_us"] = Quantity("us", "measured", expected, method=FORMULA, why=why)
-    found["predicted_over_measured"] = Quantity("x", "measured", expected / time.value, method=FORMULA, why=why)
+    found["predicted_us"] = Quantity("us", "modelled", expected, method=FORMULA, why=why)
+    found["predicted_over_measured"] = Quantity("x", "modelled", expected / time.value, method=FORMULA, why=why)
     if role_bytes is not None:
         together = predicted_together_us(local, role_bytes, moved_bytes, *rates)
         method = TOGETHER_FORMULA
-        found["predicted_together_us"] = Quantity("us", "measured", together, method=method, why=why)
+        found["predicted_together_us"] = Quantity("us", "modelled", together, method=method, why=why)
         found["predicted_together_over_measured"] = Quantity(
-            "x", "measured", together / time.value, method=method, why=why
+            "x", "modelled", together / time.value, method=method, why=why
         )
     if refused is not None:
         found["penalty"] = Quantity("share", "measured", None, why=refused)

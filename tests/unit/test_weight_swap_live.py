@@ -94,6 +94,9 @@ def test_quantities_hold_the_ratio_the_prediction_and_the_refusal() -> None:
     kept = live.quantities("swapped", found, moved_bytes=67.5e6, rates=(4500.0, 375.0), refused=None)
     assert kept["penalty"].value == pytest.approx(2.75, rel=0.02) and kept["penalty"].low is not None
     assert kept["predicted_over_measured"].value == pytest.approx(1, abs=0.02)
+    assert {name: q.origin for name, q in kept.items() if name.startswith("predicted")} == {
+        "predicted_us": "modelled", "predicted_over_measured": "modelled"
+    }  # fmt: skip
     assert kept["layer_us"].value == pytest.approx(225, rel=0.01) and len(kept["layer_us"].samples) == 20
     refused = live.quantities("swapped", found, moved_bytes=67.5e6, rates=(4500.0, 375.0), refused="warm")
     assert refused["penalty"].value is None and refused["penalty"].why == "warm"

@@ -73,15 +73,15 @@ def why_missed(
         spent_us = measured_us - local_us + moved_bytes / near_gb_per_s / 1000
         return (
             f"predicted {expected / measured_us:.2f} of measured: inside the layer the far bytes came at"
-            f" {moved_bytes / spent_us / 1000:.0f} GB/s where a stream of 1 GiB gets {far_gb_per_s:.0f}: its kernels"
-            " keep too few loads under way, or read a byte more than once"
+            f" {moved_bytes / spent_us / 1000:.0f} GB/s where a stream of 1 GiB gets {far_gb_per_s:.0f}; too few"
+            " loads under way, or bytes that are read more than once, would explain it"
         )
     hidden_us = expected - measured_us
     return (
         f"predicted {expected / measured_us:.2f} of measured: {hidden_us:.1f} us of the far reads took no time of their"
         f" own, as the local layer spends {local_us:.1f} us and would need"
-        f" {moved_bytes / near_gb_per_s / 1000:.1f} us to read these bytes: work that waited for nothing goes on"
-        " beside the far reads"
+        f" {moved_bytes / near_gb_per_s / 1000:.1f} us to read these bytes; work that goes on beside the far"
+        " reads would explain it"
     )
 
 

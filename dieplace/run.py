@@ -244,6 +244,10 @@ def _typed(run: Run) -> Run:
     for name in ("experiment", "block", "origin", "source", "created", "label"):
         if not isinstance(getattr(run, name), str):
             raise TypeError(f"{name} is no text")
+    if isinstance(run.seed, bool) or not isinstance(run.seed, int | None):
+        raise TypeError("seed is no whole number")
+    if not isinstance(run.code_hash, str | None):
+        raise TypeError("code_hash is no text")
     if run.origin not in ORIGINS:
         raise ValueError(f"origin {run.origin!r} is none of {', '.join(ORIGINS)}")
     if not all(isinstance(note, str) for note in run.notes):

@@ -7,6 +7,7 @@ from typing import Any
 
 from dieplace.errors import UsageError
 from dieplace.experiments import live_tables
+from dieplace.experiments.scale_out_merge import OWN_CONDITIONS
 from dieplace.run import Point, Run
 
 QUANTITIES = ("token_us", "all_local_us", "penalty", "distance_us", "link_us", "cache_type_us", "wait_us")
@@ -31,7 +32,13 @@ def _told(error: Exception) -> str:
 
 
 def _check(run: Run) -> None:
-    if run.experiment == "scale-out":  # all that is read of it is read by making its tables
+    if run.experiment == "scale-out":  # what its tables read is read by making them
+        _check_live(run)
+        run.to_json()
+        for rank in _list(run.facts["ranks"], "facts.ranks"):
+            for key in OWN_CONDITIONS:
+                if rank.get(key) is not None:
+                    _number(rank[key], f"{key} of a rank")
         live_tables.tables((run,))
         live_tables.sentences((run,))
         return

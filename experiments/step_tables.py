@@ -27,7 +27,7 @@ def time_table(runs: Sequence[Run]) -> LiveTable:
         row: Row = {"run": run.block, "arm": arm_words(run, point, runs), "cache": point.factors.get("cache")}
         for name in names:
             row |= spread(name, point.quantities.get(name))
-        row["moved_mb"] = point.factors.get("moved_bytes_per_layer", 0) / 1e6
+        row["moved_mb"] = (point.factors.get("moved_bytes_per_layer") or 0) / 1e6
         row["evidence"] = (point.residency_before or {}).get("moved_evidence")
         row["time"] = ranged(point.quantities.get("layer_us"), "{:.1f}")
         row["ratio"] = ranged(point.quantities.get("time_over_local"), "{:.3f}")

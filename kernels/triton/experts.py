@@ -17,7 +17,8 @@ from dieplace.kernels.triton.numbers import narrow, widen
 from dieplace.kernels.triton.overlap import let_next_start, overlap_options, wait_for_previous
 
 Operands = Mapping[str, torch.Tensor | None]
-_MOST_WARPS = 8  # experts a token that `mx_launch.down` gives a warp each
+# Experts a token that `mx_launch.down` gives a warp each: warps are powers of two, and one too many would read past x.
+_ONE_WARP_EACH = (1, 2, 4, 8)
 
 
 @triton.jit
@@ -164,7 +165,7 @@ def expert_down(operands: Operands, attrs: Mapping[str, Any], *, stream: Any = N
     assert weights is not None and scales is not None
     tile = _tile(1, padded) | ({} if INTERPRETED else {"BN": 1})
     with on_device_of(x, stream):
-        if mx_launch.fits(x, scales) and chosen <= _MOST_WARPS:
+        if mx_launch.fits(x, scales) and chosen in _ONE_WARP_EACH:
             mx_launch.down(x, ids, weights, blocks, scales, bias, out, overlap)
             return
         _expert_down[(triton.cdiv(out.shape[1], tile["BN"]),)](

@@ -42,7 +42,7 @@ def gemv(
         rows = rows + (load_rows(blocks, scales, first + 2 * u, N, lane, word, K),)  # noqa: RUF005
         starts = starts + (load_bias(bias, first + 2 * u, N, lane, word, HAS_BIAS),)  # noqa: RUF005
     wait_for_previous(OVERLAP)
-    held = load_x(x, W, lane, word, K, W, 0)
+    held = load_x(x, lane, word, K, W, 0)
     wrong = 0
     for u in gl.static_range(U):
         dots = pair_dot(rows[u], held, starts[u], lane, word, K, W, False)
@@ -79,7 +79,7 @@ def gemv_long(
     for i in gl.static_range(SLOTS - 1):
         request(ring, i, blocks, scales, first + 2 * i, gl.where(i < PAIRS, N, 0), lane, word, K)
     wait_for_previous(OVERLAP)
-    held = load_x(x, W, lane, word, K, W, 0)
+    held = load_x(x, lane, word, K, W, 0)
     wrong = 0
     for i in range(PAIRS):
         ahead = i + SLOTS - 1
@@ -116,7 +116,7 @@ def gate_up(
     for u in gl.static_range(U):
         rows = rows + (load_rows(blocks, scales, first + 2 * u, 2 * INNER, lane, word, H),)  # noqa: RUF005
         starts = starts + (load_bias(bias, first + 2 * u, 2 * INNER, lane, word, True),)  # noqa: RUF005
-    held = load_x(x, W, lane, word, H, W, 0)
+    held = load_x(x, lane, word, H, W, 0)
     wrong = 0
     for u in gl.static_range(U):
         both = pair_dot(rows[u], held, starts[u], lane, word, H, W, False)
@@ -165,7 +165,7 @@ def down(
         rows = rows + (load_rows(blocks, scales, first + 2 * u + 0 * lane, end, lane, word, INNER),)  # noqa: RUF005
         starts = starts + (load_bias(bias, first + 2 * u + 0 * lane, end, lane, word, HAS_BIAS),)  # noqa: RUF005
     wait_for_previous(OVERLAP)
-    held = load_x(x, C, lane, word, INNER, W, INNER // 2)
+    held = load_x(x, lane, word, INNER, W, INNER // 2)
     wrong = 0
     for u in gl.static_range(U):
         dots = pair_dot(rows[u], held, starts[u], lane, word, INNER, W, False)

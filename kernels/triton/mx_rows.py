@@ -46,12 +46,12 @@ def lanes_and_words(W: gl.constexpr):
 
 
 @gluon.jit
-def load_x(x, count, lane, word, K: gl.constexpr, W: gl.constexpr, PER_WARP: gl.constexpr):
+def load_x(x, lane, word, K: gl.constexpr, W: gl.constexpr, PER_WARP: gl.constexpr):
     """x as 32-bit words -> the pairs that each lane multiplies: four [32 W, 4] tensors for each 32 blocks.
 
-    PER_WARP words lie between the x of two warps, of which `count` have one; 0 is one x for all. It is read in whole
-    lines and handed to the lanes through shared memory: every program reads the same few lines, and copies that passed
-    by the first-level cache, each lane for itself, made the layer four times as slow (182 us against 47 on an H200).
+    PER_WARP words lie between the x of two warps; 0 is one x for all. It is read in whole lines and handed to the lanes
+    through shared memory: every program reads the same few lines, and each lane for itself, 64 bytes apart, took 16
+    times as many (a copy that passes by the first-level cache made the layer five times as slow on an H200).
 
     The barrier keeps the loads of weights in front: ptxas moves a load down to where its value is needed, and a
     program then waits for memory once for each 32 blocks instead of once (seen in the code for sm_90, Triton 3.6).
@@ -64,8 +64,7 @@ def load_x(x, count, lane, word, K: gl.constexpr, W: gl.constexpr, PER_WARP: gl.
     for step in gl.static_range((K // 32 + 31) // 32):
         block = step * 32 + row % 32
         at = x + row // 32 * PER_WARP + block * 16 + column
-        inside = (block < K // 32) & (row // 32 < count)
-        read = read + (gl.load(at, mask=inside, other=0),)  # noqa: RUF005
+        read = read + (gl.load(at, mask=block < K // 32, other=0),)  # noqa: RUF005
     gl.inline_asm_elementwise(_BARRIER, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     pieces = ()
     for step in gl.static_range((K // 32 + 31) // 32):

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from dieplace.experiments.kernel_speed import _require_rows, result, table
+from dieplace.backends.nvidia import telemetry
+from dieplace.backends.readings import Reading
+from dieplace.experiments.kernel_speed import _require_rows, conditions, result, table
 from dieplace.experiments.layer_speed import Layer, stage_bytes
 from dieplace.experiments.timed_cases import NO_BYTES, Speed, WrongResult, rows
 from dieplace.kernels import registry
@@ -37,6 +39,16 @@ def test_floors_are_bytes_at_the_faster_of_copy_and_read() -> None:
     assert qkv["floor_ns"] == 2000.0
     assert norm["floor_ns"] is None and norm["floor_ns_why"] == "activations only"
     assert any("floor 2.00 us, alone 5.00 us, in the layer 3.00 us" in line for line in table(found))
+
+
+def test_conditions_say_when_and_on_what_and_why_where_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = Reading("0000:01:00.0", 1980, 1980, 3201, None, 45, 0)
+    monkeypatch.setattr(telemetry, "read_all", lambda: ("580.1", (reading,), None))
+    found = conditions()
+    assert found["driver_version"] == "580.1" and found["taken_at"].endswith("+00:00")
+    assert found["gpus"][0]["sm_clock_mhz"] == 1980 and found["gpus"][0]["power_w_why"]
+    monkeypatch.setattr(telemetry, "read_all", lambda: (None, (), "no NVML"))
+    assert conditions()["driver_version"] is None and conditions()["driver_version_why"] == "no NVML"
 
 
 def test_stages_read_every_byte_of_the_layer_once() -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dieplace.cli import first_light, render
-from dieplace.cli.bench_files import load_runs, new_folder, one_run
-from dieplace.cli.bench_going_on import going_on, interrupted
+from dieplace.cli.bench_files import load_runs, one_run, run_folder
+from dieplace.cli.bench_going_on import going_on, interrupted, nothing_kept
 from dieplace.cli.bench_measure import backend_of, measure
 from dieplace.cli.bench_tables import live_parts, one_decimal, tables
 from dieplace.cli.options import BACKENDS
@@ -127,7 +127,8 @@ def run_experiment(
 ) -> None:
     """Run one experiment; writes one run file a block and a report.
 
-    Ctrl-C saves what was measured (exit 130); --resume goes on, after a kill too.
+    Ctrl-C keeps what is whole (exit 130): measured, every block of samples,
+    and --resume goes on, after a kill too; modelled, every run file.
     """
     from dieplace.binding.ranks import torchrun
     from dieplace.experiments import registry
@@ -148,18 +149,20 @@ def run_experiment(
 
     if first_light.is_meant(name, of_first_light, asked, resume):
         chosen = {"allow_unvalidated": allow_unvalidated, "yes": yes, **of_first_light}
-        first_light.run_first_light(ctx, backend_of(ctx), new_folder(name, out), **chosen)
+        with run_folder(name, out) as folder:
+            first_light.run_first_light(ctx, backend_of(ctx), folder, **chosen)
         return
     experiment = registry.get(name)
     backend, options = backend_of(ctx), asked()
     options = replace(options, consent=_agreed(ctx, experiment, backend, options, yes=yes))
     options = going_on(ctx, name, options, resume, out)
-    folder = new_folder(name, resume or out)
-    runs, paths = measure(ctx, experiment, backend, options, folder)
-    page = report.write(runs, folder / "report.html")
-    files = {"folder": str(folder), "runs": [str(path) for path in paths], "report": str(page)}
-    stopped = interrupted(ctx, name, folder, runs)
-    _show(ctx, "bench-run/1", runs, files)
+    with run_folder(name, resume or out, again=resume is not None) as folder:
+        with nothing_kept(ctx, experiment, backend, folder):
+            taken = measure(ctx, experiment, backend, options, folder)
+        page = report.write(taken.runs, folder / "report.html")
+        stopped = interrupted(ctx, experiment, folder, taken)
+    files = {"folder": str(folder), "runs": [str(path) for path in taken.paths], "report": str(page)}
+    _show(ctx, "bench-run/1", taken.runs, files)
     if stopped:
         ctx.exit(130)
 

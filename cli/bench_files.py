@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,10 +68,28 @@ def _in_block_order(runs: Sequence[Run]) -> tuple[Run, ...]:
     return tuple(sorted(runs, key=place))
 
 
-def new_folder(name: str, out: str | None) -> Path:
-    """The folder for runs and report: the one named, else a new one in `dieplace-runs`; UsageError unless writable."""
+@contextmanager
+def run_folder(name: str, out: str | None, *, again: bool = False) -> Iterator[Path]:
+    """The folder for runs and report of experiment `name`: the one named, else a new one in `dieplace-runs`.
+
+    UsageError where it cannot be written or holds runs that would be overwritten or mixed with others; `again`: of a
+    run that is gone on with they are its own. Folders that this made are removed on leaving while nothing is in them.
+    """
     if out == "":  # of a variable that is not set: "." would scatter files in the current folder
         raise UsageError("--out is empty", hint="name a folder, or leave --out out")
+    if out is not None and not again:
+        require_free(Path(out), name)
+    made = [one for one in (Path(out or "dieplace-runs"), *Path(out or "dieplace-runs").parents) if not one.exists()]
+    folder = _made(name, out)
+    try:
+        yield folder
+    finally:
+        for one in dict.fromkeys((folder, *made) if out is None else made):
+            with suppress(OSError):  # something is in it
+                one.rmdir()
+
+
+def _made(name: str, out: str | None) -> Path:
     try:
         folder = own_folder(name) if out is None else Path(out)
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,6 +100,32 @@ def new_folder(name: str, out: str | None) -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"the folder {folder} cannot be written", hint="name another with --out")
     return folder
+
+
+def require_free(folder: Path, name: str, *, among: str = "*.json") -> None:
+    """UsageError where a folder holds finished runs, unless an unfinished one of the same experiment is there as well:
+    measuring goes on with that, or refuses it itself."""
+    found = sorted(path.name for path in folder.glob(among)) if folder.is_dir() else []
+    if not found or _unfinished_of(folder) == name:
+        return
+    first = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    what = "a first-light bundle already" if "bundle.json" in found else "finished runs already"
+    raise UsageError(
+        f"{folder} holds {what}, which would be overwritten or mixed with others: {first}",
+        hint="name another folder with --out, or remove these files",
+        found=found,
+    )
+
+
+def _unfinished_of(folder: Path) -> str | None:
+    """The experiment that is unfinished in a folder; damaged files are told of by whoever goes on with them."""
+    from dieplace.experiments.unfinished import read
+
+    try:
+        found = read(folder)
+    except UsageError:
+        return None
+    return None if found is None else str(found["identity"].get("experiment"))
 
 
 def own_folder(name: str) -> Path:

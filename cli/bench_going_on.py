@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +16,8 @@ from dieplace.cli import render
 from dieplace.errors import UsageError
 
 if TYPE_CHECKING:
-    from dieplace.experiments.registry import Options
-    from dieplace.run import Run
+    from dieplace.cli.bench_measure import Taken
+    from dieplace.experiments.registry import Experiment, Options
 
 # Parameters of the command by the options that they set.
 _PARAMETERS = {
@@ -47,14 +49,40 @@ def watched(options: Options, folder: Path, steps: render.Steps) -> Options:
     return replace(options, watch=Watch(folder, steps.within))
 
 
-def interrupted(ctx: click.Context, name: str, folder: Path, runs: Sequence[Run]) -> bool:
-    """Whether Ctrl-C ended a run; then says how to go on, else forgets the blocks that were kept for that."""
-    from dieplace.experiments.unfinished import clear, read
+def interrupted(ctx: click.Context, experiment: Experiment, folder: Path, taken: Taken) -> bool:
+    """Whether Ctrl-C ended a run; then says what is kept and how to go on, else forgets the blocks kept for that."""
+    from dieplace.experiments.unfinished import cases, clear, read
 
+    runs = taken.runs
+    if taken.cut_short:
+        missing = [block for block in experiment.blocks if block not in {run.block for run in runs}]
+        render.say(ctx, f"interrupted: {', '.join(path.name for path in taken.paths)} in {folder} is whole and kept")
+        if cases(folder):
+            render.say(ctx, f"  go on with: dieplace bench run {experiment.name} --resume {shlex.quote(str(folder))}")
+        elif missing:
+            render.say(ctx, f"  not done: {', '.join(missing)}; run it again, into another folder, to have all")
+        return True
     if not any(run.facts.get("stopped") == "interrupted" for run in runs):
-        clear(folder, name, str(runs[0].conditions.get("backend")) if runs else "")
+        clear(folder, experiment.name, str(runs[0].conditions.get("backend")) if runs else "")
         return False
     render.say(ctx, "interrupted: what was measured is saved")
     if read(folder) is not None:
-        render.say(ctx, f"  go on with: dieplace bench run {name} --resume {folder}")
+        render.say(ctx, f"  go on with: dieplace bench run {experiment.name} --resume {shlex.quote(str(folder))}")
     return True
+
+
+@contextmanager
+def nothing_kept(ctx: click.Context, experiment: Experiment, backend: str, folder: Path) -> Iterator[None]:
+    """Inside, Ctrl-C before anything could be saved is told of; the way to a first block is forgotten."""
+    from dieplace.experiments.unfinished import cases, clear
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if cases(folder):
+            render.note("interrupted: the blocks measured so far are kept")
+            render.note(f"  go on with: dieplace bench run {experiment.name} --resume {shlex.quote(str(folder))}")
+        else:
+            clear(folder, experiment.name, backend)
+            render.note("interrupted before anything was whole: nothing was kept")
+        raise

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dieplace.cli import render
+from dieplace.cli.bench_files import require_free
 from dieplace.cli.bench_going_on import going_on
 from dieplace.cli.bench_measure import backend_of, measure
 from dieplace.cli.options import settings
@@ -94,6 +95,9 @@ def _child(
     folder = launch.rank_folder(launched.rank)
     experiment, asked, backend = registry.get(name), options(), backend_of(ctx)
     mine = rank_cards.take(launched, backend, settings(ctx).node, experiment)
+    if not resume:
+        require_free(launch.folder, name)
+        require_free(folder, name)
     _make(folder)
     done = _done(folder, name) if resume else []
     line.begin(mine.to_json())
@@ -111,8 +115,8 @@ def _child(
     if backend == "emulated":
         asked = replace(asked, card=mine.cards[0], cards=mine.of)
     (folder / DONE).unlink(missing_ok=True)
-    runs, _ = measure(ctx, experiment, backend, asked, folder, mark=mark, saved=line.saved)
-    if any(run.facts.get("stopped") == "interrupted" for run in runs):
+    taken = measure(ctx, experiment, backend, asked, folder, mark=mark, saved=line.saved)
+    if taken.cut_short or any(run.facts.get("stopped") == "interrupted" for run in taken.runs):
         raise SystemExit(130)
     clear(folder, name, backend)
     write_whole(folder / DONE, "every run of this rank is here\n")

@@ -17,12 +17,15 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TextIO
 
 import click
 
+from dieplace.cli import terminal
 from dieplace.cli.options import OFF_WORDS, settings
-from dieplace.cli.table import Column, Prose, Table, layout, plain, wrapped
+from dieplace.cli.suggested import named
+from dieplace.cli.table import Column, Prose, Table, layout, wrapped
 from dieplace.errors import Declined, DieplaceError, UsageError
 
 Body = Iterable[Table | str]
@@ -57,8 +60,17 @@ def answer(
             raise UsageError(f"`{ctx.command_path}` has no drawing", hint="only `dieplace topo` takes -o svg")
         emit(svg())
     else:
-        emit(to_text(table(), bold=_colours(sys.stdout), width=_width()))
+        emit(to_text(_named(ctx, table()), bold=_colours(sys.stdout), width=_width()))
     settings(ctx).answered = True
+
+
+def _named(ctx: click.Context, body: Body) -> Iterator[Table | str]:
+    """The body with its suggestions as they can be pasted, each part of the kind that it was."""
+    for part in body:
+        if isinstance(part, Table):
+            yield replace(part, notes=[named(ctx, note) for note in part.notes])
+        else:
+            yield type(part)(named(ctx, part))
 
 
 def to_json(value: Any) -> str:
@@ -99,7 +111,7 @@ def _as_text(part: Table | str, bold: bool, width: int) -> str:
 def say(ctx: click.Context, text: str) -> None:
     """A line of progress on stderr; nothing with -q, and never a failure of the work itself."""
     if not settings(ctx).quiet:
-        _to_stderr(text)
+        terminal.line(named(ctx, text))
 
 
 def warn(ctx: click.Context, text: str) -> None:
@@ -109,11 +121,14 @@ def warn(ctx: click.Context, text: str) -> None:
 
 def note(text: str) -> None:
     """A line on stderr that -q does not hide (questions, errors)."""
-    _to_stderr(text)
+    terminal.line(named(click.get_current_context(silent=True), text))
 
 
 class Steps:
-    """Progress of one piece of work: call it with what was done; `within` tells of the step under way."""
+    """Progress of one piece of work: call it with what was done; `within` tells of the step under way.
+
+    On a terminal it is the last line; what is written meanwhile comes above it.
+    """
 
     SECONDS_BETWEEN_LINES = 10  # of a step under way, where there is no terminal to draw on
 
@@ -138,12 +153,12 @@ class Steps:
     def wipe(self) -> None:
         """Take the bar away."""
         if self.live:
-            _raw_stderr("\r\x1b[2K")
+            terminal.wipe()
 
     def _tell(self, text: str) -> None:
         head = f"{self._label} {self._done}/{self._total}" if self._total else f"{self._label} {self._done}"
         if self.live:
-            _raw_stderr(f"\r\x1b[2K{_bar(self._done, self._total)}{head} {text}"[:200])
+            terminal.draw(f"{_bar(self._done, self._total)}{head} {text}")
         else:
             say(self._ctx, f"{head} {text}")
 
@@ -164,7 +179,8 @@ def confirm(ctx: click.Context, question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise Declined("there is no terminal to ask, so nothing was changed", hint="use -y to go on without a question")
-    _raw_stderr(f"{question} [y/N] ")
+    terminal.wipe()
+    terminal.raw(f"{question} [y/N] ")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Declined("the question was answered no, so nothing was changed")
 
@@ -172,12 +188,14 @@ def confirm(ctx: click.Context, question: str, *, yes: bool) -> None:
 def failure(error: DieplaceError, *, as_json: bool, ctx: click.Context | None) -> int:
     """Print an error and give its exit code; as the one JSON value on stdout unless an answer is out already."""
     already = bool(ctx and settings(ctx).answered)
+    hint = named(ctx, error.hint) if error.hint else error.hint
     if as_json and not already:
-        emit(to_json({"schema": "dieplace/error/1", "source": None, "ok": False, "error": error.to_json()}))
+        told = {**error.to_json(), "hint": hint}
+        emit(to_json({"schema": "dieplace/error/1", "source": None, "ok": False, "error": told}))
     else:
-        note(f"dieplace: {error.message}")
-        if error.hint:
-            note(f"  {error.hint}")
+        note(f"dieplace: {named(ctx, error.message)}")
+        if hint:
+            note(f"  {hint}")
     return error.exit_code
 
 
@@ -200,7 +218,7 @@ def bug(error: Exception, *, as_json: bool, ctx: click.Context | None) -> int:
 
 def emit(text: str) -> None:
     """Write to stdout, in plain characters where the stream cannot encode more; BrokenPipeError passes."""
-    _write(sys.stdout, text)
+    terminal.write(sys.stdout, text)
     sys.stdout.flush()
 
 
@@ -224,27 +242,6 @@ def reader_went_away() -> int:
     except (OSError, ValueError):
         sys.stdout = io.StringIO()
     return 141
-
-
-def _write(stream: TextIO, text: str) -> None:
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except (UnicodeError, LookupError):
-        text = plain(text)
-    stream.write(text)
-
-
-def _to_stderr(text: str) -> None:
-    _raw_stderr(text + "\n")
-
-
-def _raw_stderr(text: str) -> None:
-    try:
-        _write(sys.stderr, text)
-        sys.stderr.flush()
-    except (OSError, ValueError):  # nobody reads our progress: the work goes on
-        sys.stderr = io.StringIO()
 
 
 def _bar(done: int, total: int | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 RULE = "─"
 _JOINT = "\ue000"  # stands for a space that a line is not broken at; no white space to Python
+_QUOTED = re.compile(r"`dieplace [^`\n]*`|'dieplace [^'\n]*'")
 PLAIN = str.maketrans(
     {
         "─": "-",
@@ -66,12 +67,25 @@ class Prose(str):
 
 
 def wrapped(text: str, width: int = 80) -> str:
-    """A sentence over lines of at most `width`, its own indent kept and the following lines indented by two more."""
+    """A sentence over lines of at most `width`, its own indent kept and the following lines indented by two more.
+
+    A command in quotes or backticks stays on one line, also a longer one: it is there to be pasted.
+    """
     indent = text[: len(text) - len(text.lstrip())]
     lines = textwrap.wrap(
-        text, width, initial_indent="", subsequent_indent=f"{indent}  ", break_on_hyphens=False, break_long_words=False
+        _unbroken(text),
+        width,
+        initial_indent="",
+        subsequent_indent=f"{indent}  ",
+        break_on_hyphens=False,
+        break_long_words=False,
     )
-    return "\n".join(lines)
+    return "\n".join(lines).replace(_JOINT, " ")
+
+
+def _unbroken(text: str) -> str:
+    """The text with each quoted command as one word."""
+    return _QUOTED.sub(lambda found: found.group().replace(" ", _JOINT), text)
 
 
 def layout(table: Table, *, width: int = 80, bold: bool = False) -> str:
@@ -86,7 +100,8 @@ def layout(table: Table, *, width: int = 80, bold: bool = False) -> str:
     for row in cells:
         lines += _lines(row, widths, table.columns)
     for remark in table.notes:
-        lines += textwrap.wrap(remark, width, subsequent_indent="  ", break_on_hyphens=False) or [""]
+        parts = textwrap.wrap(_unbroken(remark), width, subsequent_indent="  ", break_on_hyphens=False)
+        lines += [part.replace(_JOINT, " ") for part in parts] or [""]
     return "\n".join(lines) + "\n"
 
 

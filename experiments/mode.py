@@ -188,6 +188,19 @@ def _led_back(machine: Machine, progress: Progress) -> Iterator[_Node]:
             progress("the first modes again, read back")
 
 
+def steps_asked(backend: str, options: Options) -> int:
+    """Steps of a run: of each block that will be taken three (switched, placed, timed; on cards switched and measured),
+    one back to the first modes, and one of a private node."""
+    if backend != "emulated":
+        if cannot(backend) is not None:
+            return 0
+        from dieplace.discover import discover
+
+        return 1 + 2 * len(blocks_of(discover(backend), options).modes)
+    with private_node(FIRST_MODE) as machine:
+        return 2 + 3 * len(blocks_of(machine, options).modes)
+
+
 def _told(run_: Run, found: Blocks, switched: _Switched, before: Mapping[str, str]) -> Run:
     how = {"first_modes": dict(before), "steps": list(switched.steps), "notes": list(switched.notes), "verified": True}
     unlisted = () if switched.listed else (f"AMD does not list {BLOCKS[run_.block]} as supported on this part",)
@@ -215,6 +228,7 @@ EXPERIMENT = Experiment(
     run=run,
     cannot=cannot,
     steps=2 + 3 * len(BLOCKS),
+    steps_asked=steps_asked,
     blocks=tuple(BLOCKS),
     switches=switches,
 )

@@ -60,7 +60,7 @@ class Experiment:
     """One ablation. `cannot(backend)` is None where it can run, else one sentence why not.
 
     `run(backend, options, progress)` gives one Run a block as each is done. `steps` is how often it calls progress,
-    `live_steps` where it runs on devices;
+    `live_steps` where it runs on devices, `steps_asked(backend, options)` where that depends on what is asked;
     counting bytes on the emulator calls it more often, for each stage that it runs. `switches(backend, options)` gives
     the lines of the partition plans that it would carry out on the real node: to be shown and agreed to before.
     `cards_a_rank` says on which backends a rank under torchrun takes more than one card.
@@ -73,6 +73,7 @@ class Experiment:
     cannot: Callable[[str], str | None]
     steps: int = 0
     live_steps: int = 0
+    steps_asked: Callable[[str, Options], int] | None = None
     blocks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     switches: Callable[[str, Options], Sequence[str]] | None = None
@@ -117,6 +118,13 @@ def get(name: str) -> Experiment:
         raise UsageError(f"no experiment is called {name!r}", hint=f"there is {known}", known=list(_MODULES))
     found: Experiment = importlib.import_module(_MODULES[name]).EXPERIMENT
     return found
+
+
+def steps_of(experiment: Experiment, backend: str, options: Options) -> int:
+    """How often a run calls its progress."""
+    if experiment.steps_asked is not None:
+        return experiment.steps_asked(backend, options)
+    return experiment.live_steps if backend in ("nvidia", "amd") and experiment.live_steps else experiment.steps
 
 
 @contextmanager

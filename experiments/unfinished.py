@@ -136,6 +136,11 @@ def clear(folder: Path, experiment: str, backend: str) -> None:
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
 
+def cases(folder: Path) -> tuple[str, ...]:
+    """The files of cases of which a block or more was measured."""
+    return tuple(sorted(path.name for path in (folder / FOLDER).glob("case-*.json")))
+
+
 def _file(case: str) -> str:
     return f"case-{re.sub('[^A-Za-z0-9.]+', '-', case) or 'only'}.json"
 

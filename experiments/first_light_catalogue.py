@@ -60,7 +60,7 @@ QUESTIONS: tuple[Question, ...] = (
     ),
     Question(
         "reload-times", "How long do unload, load and ready take?", f"{_MODES}, row 3",
-        "times the steps of each switch that reloads", "limits of a switch", ("measured",), "end",
+        "times the steps of each switch that reloads", "limits of a switch", ("measured", "emulated"), "end",
         lambda s: seen.reload_times(s.seen),
     ),
     Question(
@@ -80,7 +80,8 @@ QUESTIONS: tuple[Question, ...] = (
     ),
     Question(
         "drm-client", "Does a process that only has a render node open block a compute switch?", f"{_MODES}, row 7",
-        "opens one, sets another compute mode on that card, and puts it back", "who must be gone before a switch",
+        "sets another compute mode on that card, with one open and without in turn, and puts it back",
+        "who must be gone before a switch",
         ("blocks", "does not block"), "node", node.drm_client, needs_peer=True,
     ),
     Question(
@@ -115,7 +116,7 @@ QUESTIONS: tuple[Question, ...] = (
     ),
     Question(
         "near-far-latency", "What is the latency of near and of far memory?", f"{_MODEL}: DPX/NPS2 latency",
-        "the link run", "distance is one of the model's terms", ("measured",), "end",
+        "the link run", "distance is one of the model's terms", ("measured", "emulated"), "end",
         lambda s: runs.near_far_latency(s.ran), EVERYWHERE,
     ),
     Question(
@@ -126,7 +127,7 @@ QUESTIONS: tuple[Question, ...] = (
     ),
     Question(
         "cache-bandwidth", "How fast is the last cache?", f"{_MODEL}: bandwidth of the memory-side cache",
-        "the link run's warm reads", "what a warm operand gains", ("measured",), "end",
+        "the link run's warm reads", "what a warm operand gains", ("measured", "emulated"), "end",
         lambda s: runs.cache_bandwidth(s.ran), EVERYWHERE,
     ),
     Question(

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dieplace.errors import DomainFull
+from dieplace.experiments.first_light_fill import fill
 from dieplace.experiments.first_light_hands import CHUNK_BYTES, LINE_WORDS
 from dieplace.experiments.first_light_questions import NotAsked
 from dieplace.experiments.first_light_sights import Filled, Remapped, Rounds, Uncached
-from dieplace.policy import OBJECT_BYTES
 
 if TYPE_CHECKING:
     from dieplace.machine import Device, Domain, Machine
@@ -108,25 +107,12 @@ class EmulatedHands:
 
     def fill(self, device: Device) -> Filled:
         """Take the device's own domain in pieces until it is full; the memory is sparse."""
-        domain, held, got, ended = str(device.domain), [], 0, "1.1 times its domain was given"
-        limit = self.machine.domain(domain).total_bytes
-        piece = 16 * CHUNK_BYTES
-        try:
-            while limit is None or got <= 1.1 * limit:
-                try:
-                    home = self.machine.domain(domain)
-                    held.append(self.memory.allocate(home, piece, "coarse", device=device))
-                except DomainFull as full:
-                    ended = full.message
-                    if piece == OBJECT_BYTES:
-                        break
-                    piece = max(OBJECT_BYTES, piece // 8 // OBJECT_BYTES * OBJECT_BYTES)
-                    continue
-                got += piece
-        finally:
-            for one in held:
-                self.memory.free(one)
-        return Filled(got, limit, ended)
+        home = self.machine.domain(str(device.domain))
+
+        def take(nbytes: int) -> Any:
+            return self.memory.allocate(home, nbytes, "coarse", device=device)
+
+        return fill(home.total_bytes, 16 * CHUNK_BYTES, take, self.memory.free)
 
 
 def _fold(words: Any) -> int:

@@ -6,13 +6,14 @@ Nothing here judges: each call says what was seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from dieplace.backends.dlpack import tensor_at
-from dieplace.errors import DieplaceError, DomainFull, Unsupported
+from dieplace.errors import DieplaceError, Unsupported
+from dieplace.experiments.first_light_fill import fill
 from dieplace.experiments.first_light_sights import Filled, Remapped, Rounds, Uncached
 from dieplace.policy import OBJECT_BYTES
 
@@ -53,9 +54,9 @@ class TorchHands:
         import torch
 
         n = OBJECT_BYTES // 4
-        made = self._allocate(domain, OBJECT_BYTES, memory_class, executing)
-        mine = self._allocate(self._domain(owner), OBJECT_BYTES, "coarse", owner)
-        try:
+        with ExitStack() as held:
+            made = self._held(held, domain, memory_class, executing)
+            mine = self._held(held, self._domain(owner), "coarse", owner)
             words = self._view(made.address, n, executing)
             words.fill_(MARKS[0])
             words += torch.arange(n, dtype=torch.int32, device=words.device)
@@ -64,9 +65,6 @@ class TorchHands:
             # The owner's own copy engine reads it, so that a cache of the writer cannot answer for it.
             self.session.runtime.copy(self._index(owner), mine.address, made.address, OBJECT_BYTES)
             there = self._view(mine.address, n, owner).cpu().clone()
-        finally:
-            self.session.free(made)
-            self.session.free(mine)
         return 4 * int((here != expected).sum() + (there != expected).sum())
 
     def uncached(self, device: Device) -> Uncached:
@@ -94,9 +92,9 @@ class TorchHands:
         from dieplace.kernels import registry
 
         both = writer.id != reader.id
-        flag = self._allocate(self._domain(reader), OBJECT_BYTES, memory_class, writer)
-        acks = self._allocate(self._domain(writer), OBJECT_BYTES, memory_class, reader)
-        try:
+        with ExitStack() as held:
+            flag = self._held(held, self._domain(reader), memory_class, writer)
+            acks = self._held(held, self._domain(writer), memory_class, reader)
             stamps = {d.id: self._zeros((1 + readers, rounds), torch.int64, d) for d in (writer, reader)}
             places = {d.id: self._zeros((1 + readers,), torch.int32, d) for d in (writer, reader)}
             self._view(flag.address, OBJECT_BYTES // 4, reader).zero_()
@@ -133,9 +131,6 @@ class TorchHands:
             scale = TICK_NS.get(self.session.runtime.name, 1.0)
             where = tuple(sorted({int(x) for x in places[reader.id][1:].cpu()}))
             return Rounds(rounds, seen, tuple(value * scale for value in step), where)
-        finally:
-            self.session.free(flag)
-            self.session.free(acks)
 
     def remap(self, device: Device) -> Remapped:
         """Give a virtual range other memory between two kernels, without waiting for the device as a whole."""
@@ -195,25 +190,14 @@ class TorchHands:
 
     def fill(self, device: Device) -> Filled:
         """Take the device's own domain in pieces until it is full, and give all of it back."""
-        domain, held, ended = self._domain(device), [], "1.1 times its domain was given"
+        domain = self._domain(device)
         limit = domain.total_bytes
         piece = CHUNK_BYTES if limit is None or limit > 16 * CHUNK_BYTES else max(OBJECT_BYTES, limit // 16)
-        got = 0
-        try:
-            while limit is None or got <= 1.1 * limit:
-                try:
-                    held.append(self._allocate(domain, piece, "coarse", device, movable=True))
-                except DomainFull as full:
-                    ended = full.message
-                    if piece == OBJECT_BYTES:
-                        break
-                    piece = max(OBJECT_BYTES, piece // 8 // OBJECT_BYTES * OBJECT_BYTES)
-                    continue
-                got += piece
-        finally:
-            for one in held:
-                self.session.free(one)
-        return Filled(got, limit, ended)
+
+        def take(nbytes: int) -> Any:
+            return self._allocate(domain, nbytes, "coarse", device, movable=True)
+
+        return fill(limit, piece, take, self.session.free)
 
     @property
     def _kernels(self) -> str:
@@ -228,6 +212,12 @@ class TorchHands:
         return self.session.allocate(
             domain, nbytes, memory_class, device=device, role="activation", name="first light", movable=wanted
         )
+
+    def _held(self, held: ExitStack, domain: Domain, memory_class: str, device: Device) -> Any:
+        """2 MiB that are given back with `held`, also where what comes after fails."""
+        made = self._allocate(domain, OBJECT_BYTES, memory_class, device)
+        held.callback(self.session.free, made)
+        return made
 
     def _latency_over_plain(self, address: int, device: Device) -> float:
         import torch

@@ -5,13 +5,14 @@ What they change for the asking (one card's compute mode, one file) is written d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dieplace.errors import Busy, DieplaceError, NotAllowed, NotVerified
 from dieplace.experiments.first_light_modes import Permission, Visit, plan_visit
-from dieplace.experiments.first_light_questions import Answer, NotAsked, answered, without
+from dieplace.experiments.first_light_questions import Answer, NotAsked, answered, gb, without
 from dieplace.modes import Mode
 from dieplace.partition.blocking import blockers
 from dieplace.partition.control import Answer as Told
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 PCI = "/sys/bus/pci/devices"
 KFD_PROCESSES = "/sys/class/kfd/kfd/proc"
+DRM_ROUNDS = 3  # sets with a client; each has one without it before and after
 
 
 @dataclass(frozen=True)
@@ -79,31 +81,64 @@ def drm_client(scene: NodeScene) -> Answer:
     visit = Visit({card.id: Mode(other, str(card.memory))}, card.id)
     plan = plan_visit(scene.control, visit, scene.start, replace(scene.permission, unvalidated=True))
     record = Record(scene.control.store)
+    tries: list[DrmTry] = []
+    back: str | None = None
     with scene.control.store.lock(scene.permission.wait_s, scene.control.clock):
         journal = record.begin(plan)
-        with scene.host.drm_client(facts, card.id) as who:
-            told = scene.control.set_compute(card.bdf, other)
-            after = _compute(scene.control, card)
-        back = _put_back(scene.control, card)
+        # A refusal may be the driver's own, for a moment: the same set is made without the client, before and after.
+        for number in range(2 * DRM_ROUNDS + 1):
+            held = scene.host.drm_client(facts, card.id) if number % 2 else nullcontext()
+            with held as who:
+                told = scene.control.set_compute(card.bdf, other)
+                tries.append(DrmTry(who, told, _compute(scene.control, card) == other))
+            back = _put_back(scene.control, card)
+            if back is not None:
+                break
         record.update(journal, outcome="done", detail="first light asked whether a DRM client blocks it")
-    value = {"asked": other, "code": told.code, "name": told.name, "client": who}
     if back is not None:
         raise NotVerified(f"{card.id} did not come back to {card.compute}: {back}", outcome="not-verified")
-    return _drm_answer(name, scene.origin, card, told, after == other, value)
+    return drm_answer(name, scene.origin, card.id, other, tries)
 
 
-def _drm_answer(
-    name: str, origin: str, card: CardFacts, told: Told, switched: bool, value: Mapping[str, Any]
-) -> Answer:
-    who = value["client"]
-    if told.ok and switched:
-        said = f"{card.id} took {value['asked']} with {who}, and was put back"
-        return answered(name, "does not block", said, origin=origin, value=value)
-    if told.meaning == "busy":
-        said = f"{card.id} refused {value['asked']} as busy with {who}, whom no KFD list shows"
-        return answered(name, "blocks", said, origin=origin, value=value)
-    why = f"setting {value['asked']} ended as {told}"
-    return without("unknown", name, why, origin=origin, value=value)
+@dataclass(frozen=True)
+class DrmTry:
+    """One attempt to set a compute mode: who had the render node open (None: nobody), and what came of it."""
+
+    client: str | None
+    told: Told
+    switched: bool
+
+    @property
+    def outcome(self) -> str:
+        """`taken`, `busy` or what was told."""
+        if self.told.ok and self.switched:
+            return "taken"
+        return "busy" if self.told.meaning == "busy" else f"ended as {self.told}"
+
+
+def drm_answer(name: str, origin: str, card: str, asked: str, tries: Sequence[DrmTry]) -> Answer:
+    """`blocks` only where every set with the client was busy and every one without it was taken."""
+    having = [one.outcome for one in tries if one.client is not None]
+    alone = [one.outcome for one in tries if one.client is None]
+    who = next((one.client for one in tries if one.client is not None), None)
+    value = {"asked": asked, "client": who, "with_client": having, "without_client": alone}
+    lines = [f"{'with the client' if one.client else 'without it'}: {one.outcome}" for one in tries]
+    if having and alone and set(alone) == {"taken"}:
+        if set(having) == {"taken"}:
+            said = f"{card} took {asked} {len(having)} times with {who}, as without it, and was put back"
+            return answered(name, "does not block", said, origin=origin, value=value, evidence=lines)
+        if set(having) == {"busy"}:
+            said = (
+                f"{card} refused {asked} as busy {len(having)} times with {who}, whom no KFD list shows, and took it"
+                f" {len(alone)} times without"
+            )
+            return answered(name, "blocks", said, origin=origin, value=value, evidence=lines)
+    why = f"setting {asked} with a DRM client: {_tally(having)}; without it: {_tally(alone)}; so nothing is told by it"
+    return without("unknown", name, why, origin=origin, value=value, evidence=lines)
+
+
+def _tally(outcomes: Sequence[str]) -> str:
+    return ", ".join(f"{outcomes.count(one)} of {len(outcomes)} {one}" for one in dict.fromkeys(outcomes)) or "no try"
 
 
 def _compute(control: Control, card: CardFacts) -> str | None:
@@ -232,7 +267,8 @@ def _alloc_answer(
     if own is None or not limits:
         return without("unknown", name, "the sizes are not readable", origin=origin, value=value)
     given = filled.get("got_bytes")
-    seen = f"a device may take {max(limits)} of its range of {own} bytes" + (f"; it was given {given}" if given else "")
+    seen = f"a device may take {gb(max(limits))} of its range of {gb(own)}"
+    seen += f"; it was given {gb(given)}" if given else ""
     if max(limits) > 1.01 * own or (given is not None and given > 1.01 * own):
         said = f"with ALL one die takes from the other's range: {seen}"
         return answered(name, "can spill", said, origin=origin, value=value)

@@ -135,6 +135,16 @@ def with_whys(value: Mapping[str, Any]) -> dict[str, Any]:
     return body
 
 
+def timed_word(origin: str) -> str:
+    """The word of an answer that is a time or rate: what it is, so that an emulated one is never called measured."""
+    return "emulated" if origin == "emulated" else "measured"
+
+
+def gb(nbytes: float) -> str:
+    """Bytes as a sentence tells them, in decimal GB; the exact number stands in the answer's value."""
+    return f"{nbytes / 1e9:,.2f} GB"
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.40} is no text")

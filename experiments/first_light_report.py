@@ -11,6 +11,7 @@ from dieplace.errors import UsageError
 from dieplace.experiments.first_light_bundle import AS_FOUND, Bundle
 from dieplace.experiments.first_light_catalogue import QUESTIONS, question
 from dieplace.experiments.markup import html_table
+from dieplace.experiments.report_style import SCROLLING
 from dieplace.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ td { border-bottom: 1px solid #e9ecf1; padding: 5px 8px; vertical-align: top; }
 .answered { color: #14693a; } .unknown { color: #8a5a00; } .refused { color: #a33127; } .not-asked { color: #6a717d; }
 details { margin: 6px 0; } summary { cursor: pointer; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 12px; background: #f4f6fa; padding: 8px; }
+h1, li, p, summary { overflow-wrap: anywhere; }
 """
 
 
@@ -59,7 +61,12 @@ def experiment_rows(bundle: Bundle) -> list[dict[str, Any]]:
     rows = []
     for name, outcome in bundle.experiments.items():
         rows.append(
-            {"experiment": name, "status": outcome.status, "runs": len(outcome.runs), "said": outcome.why or "done"}
+            {
+                "experiment": name,
+                "status": MARKS.get(outcome.status, outcome.status),
+                "runs": len(outcome.runs),
+                "said": outcome.why or "done",
+            }
         )
     return rows
 
@@ -136,7 +143,7 @@ def page(bundle: Bundle) -> str:
         _conditions_section(bundle),
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    shown = f"<head>{head}<style>{_STYLE}</style></head><body>{''.join(body)}</body>"
+    shown = f"<head>{head}<style>{_STYLE}{SCROLLING}</style></head><body>{''.join(body)}</body>"
     return f'<!doctype html>\n<html lang="en">{shown}</html>\n'
 
 
@@ -146,7 +153,7 @@ def answers_section(bundle: Bundle) -> str:
     body = "".join(_answer_row(bundle, row) for row in answer_rows(bundle))
     told = ", ".join(f"{n} {MARKS.get(status, status)}" for status, n in counts(bundle).items() if n)
     told = told.replace(" yes", " answered")
-    return f"<h2>Questions</h2><p class=quiet>{escape(told)}</p><table>{head}{body}</table>"
+    return f"<h2>Questions</h2><p class=quiet>{escape(told)}</p><div class=wide><table>{head}{body}</table></div>"
 
 
 def _answer_row(bundle: Bundle, row: Mapping[str, Any]) -> str:

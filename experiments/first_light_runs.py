@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dieplace.experiments.first_light_questions import Answer, NotAsked, answered, without
+from dieplace.experiments.first_light_questions import Answer, NotAsked, answered, timed_word, without
 
 if TYPE_CHECKING:
     from dieplace.run import Point, Run
@@ -44,7 +44,9 @@ def near_far_latency(ran: Ran) -> Answer:
             "unknown", name, "the run has no cold latency on both sides", origin=run_origin(run), value=value
         )
     said = f"a dependent load takes {near:,.0f} ns near and {far:,.0f} ns far: {far - near:+,.0f} ns"
-    return answered(name, "measured", said, origin=run_origin(run), value=value, evidence=[_where(run)])
+    return answered(
+        name, timed_word(run_origin(run)), said, origin=run_origin(run), value=value, evidence=[_where(run)]
+    )
 
 
 def link_directions(ran: Ran) -> Answer:
@@ -102,7 +104,9 @@ def cache_bandwidth(ran: Ran) -> Answer:
     if warm <= cold:
         why = f"{said}: the set is too small or too short for the cache's own rate to show"
         return without("unknown", name, why, origin=run_origin(run), value=value, evidence=[_where(run)])
-    return answered(name, "measured", said, origin=run_origin(run), value=value, evidence=[_where(run)])
+    return answered(
+        name, timed_word(run_origin(run)), said, origin=run_origin(run), value=value, evidence=[_where(run)]
+    )
 
 
 def latency_by_stack(ran: Ran) -> Answer:

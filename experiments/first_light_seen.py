@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dieplace.experiments.first_light_modes import Switched, Visit
-from dieplace.experiments.first_light_questions import Answer, NotAsked, answered, without
+from dieplace.experiments.first_light_questions import Answer, NotAsked, answered, timed_word, without
 from dieplace.partition.control import Control
 from dieplace.partition.facts import CardFacts, NodeFacts
 from dieplace.partition.verify import modes_of
@@ -105,7 +105,10 @@ def range_sizes(seen: Seen) -> Answer:
     if found is None:
         raise NotAsked(seen.why_not("no card was seen in DPX/NPS2"))
     sizes = {card.id: [device.hbm_bytes for device in card.devices] for card in found.facts.cards}
-    lines = [f"{card}: {' and '.join(str(n) for n in values)} bytes" for card, values in sizes.items()]
+    lines = [
+        f"{card}: {' and '.join('unknown' if n is None else f'{n:,} bytes' for n in values)}"
+        for card, values in sizes.items()
+    ]
     value = {"bytes_by_card": sizes}
     known = [value for values in sizes.values() for value in values]
     if None in known:
@@ -113,7 +116,11 @@ def range_sizes(seen: Seen) -> Answer:
         return without("unknown", name, why, origin=seen.origin, value=value, evidence=lines)
     apart = max(max(v) / min(v) - 1 for v in sizes.values() if v and all(v))  # type: ignore[type-var, operator]
     word = "equal" if apart == 0 else "nearly equal" if apart <= SIZES_APART else "unequal"
-    said = f"the two ranges of a card differ by {apart:.2%} at most" if apart else "both ranges of a card are equal"
+    said = (
+        f"the two ranges of a card differ by {apart * 100:.2f} % at most"
+        if apart
+        else "both ranges of a card are equal"
+    )
     return answered(name, word, said, origin=seen.origin, value={**value, "apart": apart}, evidence=lines)
 
 
@@ -192,8 +199,12 @@ def reload_times(seen: Seen) -> Answer:
         for one in reloads
     ]
     worst = max((one.unload_s or 0) + (one.load_s or 0) + (one.ready_s or 0) for one in reloads)
-    said = f"unload, load and ready together took at most {worst:.1f} s on {cards} cards, in {len(reloads)} reloads"
-    return answered(name, "measured", said, origin=seen.origin, value={"cards": cards, "reloads": rows}, evidence=lines)
+    where = f"on {cards} card{'s' if cards != 1 else ''}, in {len(reloads)} reload{'s' if len(reloads) != 1 else ''}"
+    said = f"unload, load and ready together took at most {worst:.1f} s {where}"
+    if seen.origin == "emulated":
+        said += ", by the emulated node's own clock: waits that were written down, not a driver"
+    value = {"cards": cards, "reloads": rows}
+    return answered(name, timed_word(seen.origin), said, origin=seen.origin, value=value, evidence=lines)
 
 
 def _s(seconds: float | None) -> str:

@@ -146,8 +146,47 @@ def test_every_word_of_every_device_question_is_provoked() -> None:
 
 def test_half_of_what_a_round_grows_by_is_one_way(base: Machine) -> None:
     told = Told(flags=[flag(round_ns=781.0), flag(round_ns=992.0)])  # public figures: +211 ns, about 105 each way
-    found = devices.remote_store(devices.scene_of(base, told))
+    found = devices.remote_store(devices.scene_of(replace(base, source="live"), told))
     assert found.value["extra_ns"] == pytest.approx(105.5)
+
+
+class Slowing(Told):
+    """Every launch takes 40 ns a round longer than the one before, wherever the writer is."""
+
+    def rounds(self, writer: Any, reader: Any, **_: Any) -> Rounds:
+        self.launch = self.launch if isinstance(self.launch, list) else []
+        self.launch.append(writer.id)
+        return flag(round_ns=800 + 40 * len(self.launch))
+
+
+def test_a_device_that_slows_down_makes_no_store_late(base: Machine) -> None:
+    """Taken one side after the other, seven launches of 40 ns more each would make remote stores 140 ns late."""
+    told = Slowing()
+    found = devices.remote_store(devices.scene_of(replace(base, source="live"), told))
+    order = told.launch
+    assert order.count("gpu0/p0") == order.count("gpu0/p1") >= 5 and order[:4] == [
+        order[0],
+        order[1],
+        order[1],
+        order[0],
+    ]
+    assert abs(found.value["extra_ns"]) == 20 and found.word == "arrives, within 0.1 us extra"
+    assert (found.value["extra_low_ns"], found.value["extra_high_ns"]) == (-20, 20) and "-20 to 20" in found.said
+
+
+class Wavering(Told):
+    """Remote stores are 50 ns later in some launches and 150 in others."""
+
+    def rounds(self, writer: Any, reader: Any, **_: Any) -> Rounds:
+        if writer.id == reader.id:
+            return flag(round_ns=800)
+        self.wrong += 1
+        return flag(round_ns=900 if self.wrong % 2 else 1100)
+
+
+def test_launches_that_disagree_are_told_and_neither_word_is_taken(base: Machine) -> None:
+    found = devices.remote_store(devices.scene_of(replace(base, source="live"), Wavering()))
+    assert found.word == "arrives" and "50 to 150" in found.said and "both sides of 100 ns" in found.said
 
 
 def test_without_a_peer_nothing_is_asked(tmp_path: Path) -> None:
@@ -243,6 +282,27 @@ class TestOnTheHipStub:
         scene = on_stub()
         stub.fail("hipMemMap", 3, 1)
         assert safely(question("vmm-remap"), scene, "measured").status == "refused"
+
+    @pytest.mark.parametrize("ask", [devices.peer_access, devices.remote_store])
+    def test_a_second_buffer_that_is_refused_leaves_no_first(self, on_stub: Scenes, stub: Stub, ask: Any) -> None:
+        """The fault is in the second allocation; the fixture's end finds what is still held."""
+        scene = on_stub()
+        hands = scene.hands
+        real, calls = hands._allocate, []  # type: ignore[attr-defined]
+
+        def second(*args: Any, **options: Any) -> Any:
+            calls.append(args)
+            if len(calls) == 2:
+                raise DomainFull("gpu0/mem0 is full", hint="")
+            return real(*args, **options)
+
+        hands._allocate = second  # type: ignore[attr-defined]
+        safely(
+            replace(question("peer-access"), ask=lambda one: replace(ask(one), question="peer-access")),
+            scene,
+            "measured",
+        )
+        assert len(calls) == 2 and stub.empty()
 
     def test_filling_a_die_ends_at_its_own_size(self, on_stub: Scenes, stub: Stub) -> None:
         found = devices.fill(on_stub())

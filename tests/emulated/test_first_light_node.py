@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,11 @@ def scene(host: Host, permission: Permission = ALLOWED, given: Any = DIE, memory
 # question, what to do to the node before (step, error, more), the styles, what the devices give, the word, the status
 CASES: list[tuple[str, tuple[str, str | None, dict[str, Any]] | None, dict[str, Any], Any, str | None, str]] = [
     ("drm-client", None, {}, DIE, "does not block", "answered"),
-    ("drm-client", ("write_compute", "EBUSY", {}), {}, DIE, "blocks", "answered"),
+    # Busy for a moment, or for good: without the client too, so it says nothing about clients.
+    ("drm-client", ("write_compute", "EBUSY", {}), {}, DIE, None, "unknown"),
+    ("drm-client", ("write_compute", "EBUSY", {"times": None}), {}, DIE, None, "unknown"),
     ("drm-client", ("write_compute", "EINVAL", {}), {}, DIE, None, "unknown"),
     ("drm-client", ("kfd_init", None, {}), {}, DIE, None, "unknown"),
-    ("drm-client", ("write_compute", "EBUSY", {"times": None}), {}, DIE, "blocks", "answered"),
     ("kfd-counters", None, {}, DIE, "readable", "answered"),
     ("kfd-counters", ("read", "EACCES", {"path": VRAM}), {}, DIE, "not readable", "answered"),
     ("kfd-counters", ("read", "ENOENT", {"path": FILES}), {}, DIE, None, "unknown"),
@@ -128,9 +130,50 @@ def test_the_code_for_live_nodes(
         assert "renderD136" in found.value["client"] and not os.path.exists(f"/proc/{pid}")
 
 
+@pytest.mark.parametrize(
+    ("refuses", "word", "told"),
+    [
+        ({1, 2, 3}, "blocks", "as busy 3 times"), ({1}, None, "1 of 3 busy, 2 of 3 taken; without it: 4 of 4 taken"),
+        ({2, 3}, None, "1 of 3 taken, 2 of 3 busy"), (set(), "does not block", "3 times"),
+    ],
+)  # fmt: skip
+def test_a_client_blocks_only_where_every_set_with_it_fails_and_none_without(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: set[int], word: str | None, told: str
+) -> None:
+    """A driver that refuses while the n-th client has the node open, and never else."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(memory_path / "xdg"))
+    node, clock = node_in(memory_path, "DPX/NPS2")
+    host = host_on(node, clock)
+    real, clients = host.drm_client, []
+
+    @contextmanager
+    def client(facts: Any, card: str) -> Any:
+        clients.append(card)
+        with real(facts, card) as who:
+            if len(clients) in refuses:
+                node.inject("write_compute", "EBUSY", times=None)
+            try:
+                yield who
+            finally:
+                node.clear_faults()
+
+    monkeypatch.setattr(host, "drm_client", client)
+    found = safely(question("drm-client"), scene(host), "emulated")
+    assert found.word == word and told in found.said, found
+    assert truth(node).is_in("DPX/NPS2") and len(clients) == 3
+
+
 def test_every_word_of_every_question_of_the_node_is_provoked() -> None:
     wanted = {(q.id, word) for q in QUESTIONS if q.place == "node" for word in q.words}
-    assert {(c[0], c[4]) for c in CASES if c[4]} | {(c[0], c[2]) for c in AMD_CASES if c[2]} == wanted
+    by_client = {("drm-client", "blocks")}  # test_a_client_blocks_only_where_...
+    assert {(c[0], c[4]) for c in CASES if c[4]} | {(c[0], c[2]) for c in AMD_CASES if c[2]} | by_client == wanted
+
+
+def test_bytes_in_sentences_are_gigabytes(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(memory_path / "xdg"))
+    node, clock = node_in(memory_path, "DPX/NPS2")
+    found = safely(question("mem-alloc-mode"), scene(host_on(node, clock)), "emulated")
+    assert "154.61 GB" in found.said and str(DIE) not in found.said and found.value["given_bytes"] == DIE
 
 
 def test_without_leave_nothing_is_written(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

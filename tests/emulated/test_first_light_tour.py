@@ -145,7 +145,7 @@ def test_a_switch_that_fails_is_told_and_everything_is_put_back(
         assert bundle.state == "complete" and bundle.restored is True
     assert truth(node).is_in("SPX/NPS1")
     asked_by_fault = bundle.refused or any(a.status in ("unknown", "refused") for a in bundle.answers.values())
-    assert asked_by_fault or bundle.answers["drm-client"].word == "blocks", "the fault was seen nowhere"
+    assert asked_by_fault, "the fault was seen nowhere"
 
 
 def control_for_record(node: Node, clock: FakeClock) -> Any:

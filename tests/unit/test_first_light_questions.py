@@ -161,7 +161,8 @@ CASES: list[tuple[str, Any, str | None, str]] = [
     ("offered-modes", lambda: seen.offered_modes(told(SPX)), "listed in part", "answered"),
     ("offered-modes", lambda: seen.offered_modes(told(replace(SPX, facts=NodeFacts("b", "1", True)))), None,
      "not-asked"),
-    ("reload-times", lambda: seen.reload_times(told(SPX, switches=(RELOAD,))), "measured", "answered"),
+    ("reload-times", lambda: seen.reload_times(told(SPX, switches=(RELOAD,))), "emulated", "answered"),
+    ("reload-times", lambda: seen.reload_times(seen.Seen("measured", (SPX,), (RELOAD,))), "measured", "answered"),
     ("reload-times", lambda: seen.reload_times(told(SPX, switches=(Switched("CPX/NPS2", 1.0),))), None, "not-asked"),
     ("node-order", lambda: seen.node_order(told(DPX, ALONE)), "appended", "answered"),
     ("node-order", lambda: seen.node_order(told(DPX, IN_PLACE)), "in place", "answered"),
@@ -201,12 +202,16 @@ CASES: list[tuple[str, Any, str | None, str]] = [
     ("die-affinity", lambda: runs.die_affinity(ran([points(near1=None)])), None, "unknown"),
     ("die-affinity", lambda: runs.die_affinity(ran([points()], dies=False)), None, "not-asked"),
     ("near-far-latency", lambda: runs.near_far_latency(ran([points()])), "measured", "answered"),
+    ("near-far-latency", lambda: runs.near_far_latency(ran([replace(points(), source="emulated")])), "emulated",
+     "answered"),
     ("near-far-latency", lambda: runs.near_far_latency(ran([points(near=None, near1=None)])), None, "unknown"),
     ("near-far-latency", lambda: runs.near_far_latency(ran(why="it cannot run")), None, "not-asked"),
     ("link-directions", lambda: runs.link_directions(ran([points()])), "each direction by itself", "answered"),
     ("link-directions", lambda: runs.link_directions(ran([points(both=2100)])), "directions share", "answered"),
     ("link-directions", lambda: runs.link_directions(ran([points(both=None)])), None, "unknown"),
     ("cache-bandwidth", lambda: runs.cache_bandwidth(ran([points()])), "measured", "answered"),
+    ("cache-bandwidth", lambda: runs.cache_bandwidth(ran([replace(points(), source="emulated")])), "emulated",
+     "answered"),
     ("cache-bandwidth", lambda: runs.cache_bandwidth(ran([points(warm=3000)])), None, "unknown"),
     ("cache-bandwidth", lambda: runs.cache_bandwidth(ran([points(cold=None)])), None, "unknown"),
     ("latency-by-stack", lambda: runs.latency_by_stack(ran([points()])), None, "not-asked"),
@@ -236,7 +241,7 @@ def test_numbers_of_the_answers() -> None:
     assert times.value["reloads"][0] == {
         "to": "DPX/NPS2", "unload_s": 12.0, "load_s": 18.0, "ready_s": 3.0, "switch_s": 40.0,
     }  # fmt: skip
-    assert "33.0 s on 2 cards" in times.said
+    assert "33.0 s on 2 cards, in 1 reload, by the emulated node's own clock" in times.said
     order = seen.node_order(told(DPX, ALONE))
     assert order.value["other_devices_shifted"] == 2 and order.value["after"]["gpu1/p0"] == 2
     assert seen.range_sizes(told(sized(DIE, DIE // 2))).value["apart"] == pytest.approx(1.0)

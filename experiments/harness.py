@@ -220,7 +220,7 @@ def _why_stop(found: Measured, plan: Plan, asked: bool) -> str | None:
     if asked:
         return INTERRUPTED
     if blocks >= plan.min_blocks and _narrow(found, plan):
-        return f"every interval is within {plan.half_width:.1%}"
+        return f"every interval is within {plan.half_width * 100:.1f} %"
     if found.spent_s > plan.budget_s and blocks >= MIN_PAIRS:
         return f"the budget of {plan.budget_s:g} s is spent"
     return f"{plan.max_blocks} blocks, the most allowed" if blocks >= plan.max_blocks else None

@@ -23,6 +23,7 @@ MIN_PAIRS = 5
 RESOLUTION = 0.05
 CONTROL_LIMIT = 0.01
 CLOCK_FLOOR = 0.9
+TOO_NOISY = "too noisy to say, because "
 METHOD = f"percentile bootstrap of the median, {LEVEL:.0%}, {RESAMPLES} resamples"
 
 Samples = Sequence[float]
@@ -95,9 +96,9 @@ def drift(samples: Samples, *, block: int = 5, alpha: float = 0.01) -> Drift:
     found, first_found = p_value < alpha, first_p < alpha
     said = []
     if found:
-        said.append(f"samples drift by {over_run:+.1%} over the run")
+        said.append(f"samples drift by {over_run * 100:+.1f} % over the run")
     if first_found:
-        said.append(f"the first {block} samples are {first - 1:+.1%} off the rest")
+        said.append(f"the first {block} samples are {(first - 1) * 100:+.1f} % off the rest")
     return Drift(found, p_value, over_run, first, first_found, "; ".join(said) or "no drift")
 
 
@@ -133,7 +134,7 @@ def verdict(
     """
     why = _too_noisy(found, control, clock_share)
     if why is not None:
-        return Verdict("too noisy", f"too noisy to say, because {why}", found)
+        return Verdict("too noisy", TOO_NOISY + why, found)
     low, high = float(found.low or 0.0), float(found.high or 0.0)
     off = max(0.0, _off(control))
     if low > 1.0 + off:
@@ -141,10 +142,10 @@ def verdict(
     if high < 1.0 - off:
         return Verdict("faster", f"faster by {_percent(1 - found.value, 1 - high, 1 - low)}", found)
     if low > 1.0 or high < 1.0:
-        return Verdict("too noisy", f"too noisy to say, because {_twice(control)}, which is as much", found)
+        return Verdict("too noisy", f"{TOO_NOISY}{_twice(control)}, which is as much", found)
     most = max(1 - low, high - 1)
     if most > resolution:
-        words = f"too noisy to say, because the interval reaches {most:.1%} from 1, more than {resolution:.0%}"
+        words = f"{TOO_NOISY}the interval reaches {most * 100:.1f} % from 1, more than {resolution * 100:.0f} %"
         return Verdict("too noisy", words, found)
     return Verdict("no difference", f"no difference larger than {most * 100:.1f} %", found)
 
@@ -170,7 +171,7 @@ def enough(found: Estimate, *, half_width: float = 0.005) -> bool:
 
 def _too_noisy(found: Estimate, control: Estimate | None, clock_share: float | None) -> str | None:
     if clock_share is not None and clock_share < CLOCK_FLOOR:
-        return f"clocks at {clock_share:.0%}"
+        return f"clocks at {clock_share * 100:.0f} %"
     if found.count < MIN_PAIRS:
         return f"there are only {found.count} samples"
     if found.low is None or found.high is None:
@@ -186,7 +187,7 @@ def _off(control: Estimate | None) -> float:
 
 
 def _twice(control: Estimate | None) -> str:
-    return f"the same arm measured twice differs by {control.value - 1 if control else 0.0:+.1%}"
+    return f"the same arm measured twice differs by {(control.value - 1 if control else 0.0) * 100:+.1f} %"
 
 
 def _percent(value: float, low: float, high: float) -> str:

@@ -14,7 +14,7 @@ from dieplace.experiments.harness import INTERRUPTED, Measured
 from dieplace.experiments.link_run import block_of, conditions_of
 from dieplace.experiments.registry import Options
 from dieplace.experiments.rotation import Rotation, rotation
-from dieplace.experiments.statistics import MIN_PAIRS, drift
+from dieplace.experiments.statistics import drift
 from dieplace.experiments.step_bench import Look
 from dieplace.experiments.step_cases import MODEL, PRECISION, Case, StepArm
 from dieplace.experiments.torch_rig import TorchRig, without_serials
@@ -91,7 +91,7 @@ def as_run(taken: Taken, telemetry_before: Mapping[str, Any], options: Options) 
         block=block_of(machine, taken.pair),
         origin="measured",
         source=machine.source,
-        points=tuple(point for one in taken.cases for point in _points(one, taken)),
+        points=tuple(point for one in taken.cases for point in _points(one, taken, telemetry["clock_share"])),
         conditions=conditions,
         workload=_workload(taken),
         machine=without_serials(machine.to_json()),
@@ -192,15 +192,15 @@ def _orders(taken: Taken) -> dict[str, list[list[str]]]:
     return {one.case.name: [list(block) for block in one.measured.order] for one in taken.cases}
 
 
-def _points(one: CaseTaken, taken: Taken) -> Iterator[Point]:
+def _points(one: CaseTaken, taken: Taken, clock_share: float | None) -> Iterator[Point]:
     for arm in one.case.arms:
-        yield _point(arm, one, taken)
+        yield _point(arm, one, taken, clock_share)
     for name, why in one.case.missing.items():
         unknown = {key: Quantity(unit, "measured", None, why=why) for key, unit in _QUANTITIES}
         yield Point(name, unknown, dict(one.case.factors) | _case_factor(one), notes=(why,))
 
 
-def _point(arm: StepArm, one: CaseTaken, taken: Taken) -> Point:
+def _point(arm: StepArm, one: CaseTaken, taken: Taken, clock_share: float | None) -> Point:
     moved, before = one.moved_bytes(arm), one.before[arm.name]
     spread = rotation(max(1, round(one.layer_bytes)), taken.rig.cache_bytes, taken.layers, fixed=True)
     quantities = rules.quantities(
@@ -208,7 +208,7 @@ def _point(arm: StepArm, one: CaseTaken, taken: Taken) -> Point:
         one.measured,
         moved_bytes=moved,
         rates=taken.rates,
-        refused=_refused(arm, one, spread),
+        refused=_refused(arm, one, spread, clock_share),
         role_bytes=one.moved_role_bytes(arm) if arm.partial else None,
     )
     miss = _miss(one, arm, taken)
@@ -246,19 +246,20 @@ def _miss(one: CaseTaken, arm: StepArm, taken: Taken) -> str | None:
     return None if why is None else f"{arm.name}: {why}"
 
 
-def _refused(arm: StepArm, one: CaseTaken, spread: Rotation) -> str | None:
+def _refused(arm: StepArm, one: CaseTaken, spread: Rotation, clock_share: float | None) -> str | None:
     looks = [*one.before.values(), *one.after.values()]
-    if len(one.measured.order) < MIN_PAIRS:
-        return f"there are only {len(one.measured.order)} samples"
     if len({look.result for look in looks}) != 1:
         return "the arms did not give the same result"
     hashes = {str(number): look.code_hash for number, look in enumerate(looks)}
     control = one.measured.control
-    off = None if control.low is None or control.high is None else abs(control.value - 1)
+    ratio = control if arm == one.case.arms[0] else one.measured.against_first(arm.name)
     for look in (one.before[arm.name], one.after[arm.name]):
         for role, probed in look.probed.items():
             evidence = str(look.rest.evidence)
-            why = rules.no_penalty_because(probed, evidence, spread.cold, hashes, off, _SHORT[role])
+            why = rules.no_penalty_because(
+                probed, evidence, spread.cold, hashes, ratio,
+                control=control, clock_share=clock_share, role=_SHORT[role],
+            )  # fmt: skip
             if why is not None:
                 return why
     return None

@@ -18,6 +18,7 @@ from dieplace.policy import Policy
 
 if TYPE_CHECKING:
     from dieplace.experiments.harness import Measured
+    from dieplace.experiments.statistics import Estimate
     from dieplace.run import Quantity
 
 FORMULA = "predicted = local time + moved bytes x (1 / far read rate - 1 / near read rate), rates of 1 GiB reads"
@@ -154,10 +155,19 @@ def no_penalty_because(
     rest_evidence: str,
     cold: bool,
     hashes: Mapping[str, str | None],
-    control_off: float | None,
+    ratio: Estimate,
+    *,
+    control: Estimate | None,
+    clock_share: float | None,
     role: str = "weights",
 ) -> str | None:
-    """Why a measured penalty must not be told, or None: the rule of the design for every live number."""
+    """Why a measured penalty must not be told, or None: the rule of the design for every live number.
+
+    `ratio` is to the first arm, `control` the A/A ratio; noise and clocks are judged as the verdict judges them, so
+    that a penalty never stands beside the words "too noisy".
+    """
+    from dieplace.experiments.statistics import TOO_NOISY, verdict
+
     if not probed.agrees:
         return probed.why_not or f"{probed.wrong} of {probed.windows} windows of the {role} are not where they belong"
     if rest_evidence not in ("accounted", "probed"):
@@ -166,9 +176,10 @@ def no_penalty_because(
         return f"{role} were warm in the last cache"
     if len(set(hashes.values())) != 1 or None in hashes.values():
         return "the arms did not run the same machine code"
-    if control_off is None or control_off > 0.01:
-        return "the same arm measured twice differs by more than 1 %"
-    return None
+    found = verdict(ratio, control=control, clock_share=clock_share)
+    if found.kind == "too noisy":
+        return found.words.removeprefix(TOO_NOISY)
+    return None if control is not None and control.low is not None else "the same arm was not measured twice"
 
 
 def quantities(

@@ -59,7 +59,7 @@ def test_moves_every_object_and_tells_a_penalty(machine: Any, tmp_path: Any, cap
     assert swapped.quantities["predicted_over_measured"].value == pytest.approx(1, abs=0.01)
     assert mixed.quantities["penalty"].value == pytest.approx(swapped.quantities["penalty"].value / 2, rel=0.01)
     assert run.facts["same_result_in_all_arms"] and run.code_hash == "ab12"
-    assert run.facts["stopped"] == "every interval is within 0.5%" and run.facts["prediction"]["misses"] == {}
+    assert run.facts["stopped"] == "every interval is within 0.5 %" and run.facts["prediction"]["misses"] == {}
     path = run.save(tmp_path / "gpu0.json")
     assert check_shape(Run.load(path), "x").to_json() == run.to_json()
     assert frame.main(["bench", "show", str(path)]) == 0

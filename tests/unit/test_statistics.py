@@ -80,13 +80,13 @@ def test_words() -> None:
 def test_low_clocks_keep_every_sample_and_conclude_nothing() -> None:
     """Case h7: clocks at 59 % throughout."""
     said = verdict(Estimate(1.28, 1.26, 1.3, 40), clock_share=0.59)
-    assert said.words == "too noisy to say, because clocks at 59%" and said.estimate.count == 40
+    assert said.words == "too noisy to say, because clocks at 59 %" and said.estimate.count == 40
 
 
 def test_a_control_that_differs_forbids_a_conclusion() -> None:
     found, good, bad = Estimate(1.1, 1.08, 1.12, 40), Estimate(1.0, 0.995, 1.005, 40), Estimate(1.05, 1.04, 1.06, 40)
     assert verdict(found, control=good).kind == "slower"
-    assert "measured twice differs by +5.0%" in verdict(found, control=bad).words
+    assert "measured twice differs by +5.0 %" in verdict(found, control=bad).words
 
 
 def test_an_effect_is_more_than_what_the_same_arm_shows_twice() -> None:

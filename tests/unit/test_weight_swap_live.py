@@ -10,6 +10,7 @@ import pytest
 from dieplace.errors import UsageError
 from dieplace.experiments import weight_swap_live as live
 from dieplace.experiments.harness import Plan, measure
+from dieplace.experiments.statistics import Estimate
 
 GOOD = live.Calibration(near=(690.0, 700.0, 720.0), far=(1990.0, 2000.0, 2050.0))
 ONE_HASH = {"local": "ab12", "swapped": "ab12"}
@@ -69,7 +70,8 @@ def test_levels_that_touch_tell_nothing() -> None:
 def test_a_penalty_needs_probed_weights_accounted_rest_cold_data_one_code_and_a_quiet_control() -> None:
     right = probed([2000.0], [True])
     good: dict[str, Any] = {
-        "probed": right, "rest_evidence": "accounted", "cold": True, "hashes": ONE_HASH, "control_off": 0.002
+        "probed": right, "rest_evidence": "accounted", "cold": True, "hashes": ONE_HASH,
+        "ratio": Estimate(1.28, 1.27, 1.29, 20), "control": Estimate(1.002, 0.999, 1.004, 20), "clock_share": 1.0,
     }  # fmt: skip
     assert live.no_penalty_because(**good) is None
     for change, words in (
@@ -78,10 +80,35 @@ def test_a_penalty_needs_probed_weights_accounted_rest_cold_data_one_code_and_a_
         ({"cold": False}, "warm"),
         ({"hashes": {"local": "ab12", "swapped": "cd34"}}, "same machine code"),
         ({"hashes": {"local": None, "swapped": None}}, "same machine code"),
-        ({"control_off": 0.02}, "measured twice"),
-        ({"control_off": None}, "measured twice"),
+        ({"control": Estimate(1.02, 1.015, 1.025, 20)}, "measured twice"),
+        ({"control": None}, "measured twice"),
+        ({"clock_share": 0.8}, "clocks at 80 %"),
+        ({"ratio": Estimate(1.28, 1.27, 1.29, 4)}, "only 4 samples"),
+        ({"ratio": Estimate(1.004, 1.001, 1.007, 20), "control": Estimate(1.006, 1.003, 1.009, 20)}, "as much"),
+        ({"ratio": Estimate(1.0, 0.93, 1.08, 20)}, "from 1"),
     ):
-        assert words in str(live.no_penalty_because(**{**good, **change}))
+        assert words in str(live.no_penalty_because(**{**good, **change})), change
+
+
+@pytest.mark.parametrize("value", [0.9, 0.995, 1.0, 1.004, 1.012, 1.3])
+@pytest.mark.parametrize("off", [0.0, 0.004, 0.012, -0.012])
+@pytest.mark.parametrize("half", [0.001, 0.02, 0.09])
+@pytest.mark.parametrize("share", [None, 0.85, 1.0])
+def test_a_penalty_is_told_exactly_where_the_verdict_is_not_too_noisy(
+    value: float, off: float, half: float, share: float | None
+) -> None:
+    """A median of A/A off by more than 1 % whose interval holds 1 is no reason by itself: the verdict's own rule."""
+    ratio = Estimate(value, value - half, value + half, 20)
+    control = Estimate(1 + off, 1 + off - 0.003, 1 + off + 0.003, 20)
+    why = live.no_penalty_because(
+        probed([2000.0], [True]), "accounted", True, ONE_HASH, ratio, control=control, clock_share=share
+    )
+    # The reference: the rules as statistics.verdict's own text tells them, written out here.
+    lies_off = max(0.0, abs(off) - 0.003)
+    clear = ratio.low > 1 + lies_off or ratio.high < 1 - lies_off  # type: ignore[operator]
+    flat = ratio.low <= 1 <= ratio.high and max(1 - ratio.low, ratio.high - 1) <= 0.05  # type: ignore[operator]
+    told = (share is None or share >= 0.9) and lies_off <= 0.01 and (clear or flat)
+    assert (why is None) == told, why
 
 
 def test_quantities_hold_the_ratio_the_prediction_and_the_refusal() -> None:

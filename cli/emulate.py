@@ -273,7 +273,8 @@ def _body(state: NodeState, payload: dict[str, Any]) -> list[Table | str]:
     body: list[Table | str] = [Table(cards, payload["cards"], title=title, notes=notes)]
     if payload["processes"]:
         columns = [Column("pid", "pid", right=True), Column("host_pid", "host pid", right=True), Column("name", "name"),
-                   Column("open", "files open"), Column("vram_bytes", "bytes", right=True)]  # fmt: skip
+                   Column("open", "files open"),
+                   Column("vram_bytes", "memory GB", right=True, show=render.gigabytes)]  # fmt: skip
         body.append(Table(columns, payload["processes"], title="processes"))
     if payload["faults"]:
         columns = [Column(name, name) for name in ("step", "card", "error", "status", "times", "seconds", "path")]

@@ -120,7 +120,12 @@ def matrix_tables(
     unit = "" if metric == "distance" else f" ({METRICS[metric]})"
     origin = f", {' and '.join(origins)}" if origins and metric != "distance" else ""
     yield f"{metric}{unit}: row reads from column{origin}; {found.source} node"
-    if values and all(cell["value"] is None for cell in values):
+    if not values:
+        none = "no device" if not found.devices else "no memory domain"
+        why = "; host memory is read by CPUs, which are no devices" if found.backend == "cpu" else ""
+        yield textwrap.fill(f"there is {none} on this node{why}: no matrix is drawn", WIDTH)
+        return
+    if all(cell["value"] is None for cell in values):
         yield textwrap.fill("nothing is known of any pair, so no matrix is drawn:", WIDTH)
         yield from _reasons(values)
         return

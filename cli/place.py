@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +11,7 @@ from dieplace.cli import render
 from dieplace.cli.options import machine
 from dieplace.cli.table import Column, Table
 from dieplace.errors import Unsupported, UsageError
+from dieplace.policy import OBJECT_BYTES
 
 if TYPE_CHECKING:
     from dieplace.fit import DomainFit, Wanted
@@ -47,13 +49,14 @@ def plan(
         Column("place", "domain or device"),
         *(Column(key, head, right=True, show=render.gigabytes) for key, head in _NUMBERS),
     ]
+    title, notes = "GB a domain and a device would hold, by role", [*found.notes, *_rounding(wanted)]
     render.answer(
         ctx,
         "place-plan/1",
         {"fits": found.fits, "fits_why": None if found.fits is not None else known, "places": rows},
         source=found_machine.source,
         ok=found.fits is True,
-        table=lambda: [Table(columns, rows, notes=[*found.notes, "counted in whole objects of 2 MiB"]), known],
+        table=lambda: [Table(columns, rows, title=title, notes=notes), known],
     )
     if found.fits is False:
         ctx.exit(1)
@@ -62,13 +65,28 @@ def plan(
 
 
 _NUMBERS = (
-    ("total_bytes", "total GB"),
+    ("total_bytes", "total"),
     ("weights_bytes", "weights"),
     ("kv_cache_bytes", "kv_cache"),
     ("sync_flag_bytes", "sync_flag"),
     ("activation_bytes", "activation"),
-    ("left_bytes", "left GB"),
+    ("left_bytes", "left"),
 )
+
+
+ROUNDED_MUCH = 1.1
+
+
+def _rounding(wanted: Sequence[Wanted]) -> Iterator[str]:
+    """That a buffer takes whole objects, and of which roles that makes much more than their bytes."""
+    yield "counted in whole objects of 2 MiB, as memory is taken: a small buffer takes one of its own"
+    for role in dict.fromkeys(one.role for one in wanted):
+        mine = [one for one in wanted if one.role == role]
+        asked = sum(one.nbytes * one.count for one in mine)
+        taken = sum(-(-one.nbytes // OBJECT_BYTES) * OBJECT_BYTES * one.count for one in mine)
+        if taken > ROUNDED_MUCH * asked:
+            count = sum(one.count for one in mine)
+            yield f"{role}: {_megabytes(asked)} MB in {count:,} buffers take {_megabytes(taken)} MB, over all devices"
 
 
 def _fit_row(one: DomainFit) -> dict[str, Any]:

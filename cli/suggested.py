@@ -12,7 +12,8 @@ import click
 from dieplace.cli.options import settings
 
 # Commands whose answer depends on the machine. Where a sentence starts with the project's name no command is meant.
-_OF_A_NODE = "list|topo|partition|place|exec|bench run|doctor|env"
+# A recording is made on the node itself, never of what is replayed.
+_OF_A_NODE = "list|topo|partition|place|exec|bench run|doctor|env(?! --record)"
 SUGGESTED = re.compile(rf"(?:^\s*|(?<=[:;,] )|(?<=[`'\"(]))dieplace(?= (?:{_OF_A_NODE})\b)")
 
 

@@ -73,7 +73,7 @@ def kubernetes(machine: Machine, *, profile: str = "dieplace", namespace: str = 
     if len({mode.memory for mode in modes}) > 1:
         raise Unsupported(
             "the cards are in several memory modes, and Device Config Manager takes one a profile",
-            hint="switch them to one memory mode first: dieplace partition set",
+            hint="switch them to one memory mode first: dieplace partition set MODE",
             modes=[str(mode) for mode in modes],
         )
     runs = [(mode, len(list(group))) for mode, group in groupby(modes)]

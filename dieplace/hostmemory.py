@@ -38,7 +38,7 @@ class HostBuffer:
         try:
             self._map = mmap.mmap(-1, nbytes)
         except (OSError, ValueError, OverflowError) as error:
-            raise Unsupported(f"the host cannot map {nbytes} bytes: {error}") from error
+            raise Unsupported(f"the host cannot map {nbytes:,} bytes: {error}") from error
         self._whole: Any = (ctypes.c_char * nbytes).from_buffer(self._map)
         self.address = ctypes.addressof(self._whole)
         try:

@@ -166,7 +166,7 @@ class KVCache:
         kind = "contiguous" if self.pages == 1 else f"{self.pages} pages of {self.page_tokens} tokens"
         homes = ", ".join(dict.fromkeys(home for buffer in self._buffers for home in buffer.requested))
         tokens = f"{self.length} of {self.capacity} tokens"
-        return f"KVCache({self.layers} layers, {tokens}, {kind}, {self.nbytes} bytes, {homes})"
+        return f"KVCache({self.layers} layers, {tokens}, {kind}, {self.nbytes:,} bytes, {homes})"
 
     def free(self) -> None:
         """Give all layers back."""

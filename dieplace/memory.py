@@ -166,7 +166,7 @@ class Buffer:
         self.free()
 
     def __repr__(self) -> str:
-        state = "freed" if self.freed else f"{self.nbytes} bytes"
+        state = "freed" if self.freed else f"{self.nbytes:,} bytes"
         return f"Buffer({self.name or self.role}, {self.policy} of {self.device}, {state})"
 
     def _check_live(self, verb: str) -> None:
@@ -273,8 +273,8 @@ def _require_home(machine: Machine, buffer: Buffer) -> None:
         )
     domain = buffer.requested[0]
     raise DomainFull(
-        f"cannot allocate {buffer.nbytes} bytes in {domain}: the allocator put"
-        f" {', '.join(f'{n} of them in {name}' for name, n in wrong.items())}; all of it was freed",
+        f"cannot allocate {buffer.nbytes:,} bytes in {domain}: the allocator put"
+        f" {', '.join(f'{n:,} of them in {name}' for name, n in wrong.items())}; all of it was freed",
         hint="free something there, place less, or allow spill='peer'",
         asked_bytes=buffer.nbytes,
         free_bytes=found.get(domain, 0),

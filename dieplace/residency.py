@@ -116,7 +116,7 @@ class Residency:
             raise Misplaced(f"the evidence disagrees: {'; '.join(unsure[:5])}", hint="no figure of this is to be told")
         if self.misplaced:
             shown = ", ".join(
-                f"{item.name} ({item.misplaced_bytes} of {item.nbytes} bytes)" for item in self.misplaced[:5]
+                f"{item.name} ({item.misplaced_bytes:,} of {item.nbytes:,} bytes)" for item in self.misplaced[:5]
             )
             more = f" and {len(self.misplaced) - 5} more" if len(self.misplaced) > 5 else ""
             raise Misplaced(

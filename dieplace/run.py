@@ -211,7 +211,10 @@ class Run:
             data = json.loads(text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} is not strict JSON: {error}") from error
-        return cls.from_json(data)
+        try:
+            return cls.from_json(data)
+        except UsageError as error:  # of several files that were named, which one
+            raise UsageError(f"{path}: {error.message}", hint=error.hint, **error.facts) from error
 
 
 def _refuse_constant(word: str) -> Any:

@@ -93,7 +93,8 @@ def read_header(path: Path) -> tuple[dict[str, Entry], int]:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
-                raise UsageError(f"{path} is no safetensors file: its header says {length} bytes, the file has {size}")
+                told = f"its header says {length:,} bytes, the file has {size:,}"
+                raise UsageError(f"{path} is no safetensors file: {told}")
             header = json.loads(stream.read(length))
     except OSError as problem:
         raise UsageError(f"{path} cannot be read: {problem.strerror}") from None
@@ -116,7 +117,7 @@ def _check_tiling(path: Path, entries: Mapping[str, Entry], data_bytes: int) -> 
             raise UsageError(f"{path}: {entry.name} at bytes {entry.start} to {entry.stop} {what}")
         end = entry.stop
     if end != data_bytes:
-        raise UsageError(f"{path}: its tensors end at byte {end} of {data_bytes}", hint="the file is damaged")
+        raise UsageError(f"{path}: its tensors end at byte {end:,} of {data_bytes:,}", hint="the file is damaged")
 
 
 def _entry(path: Path, name: str, raw: Any, data_bytes: int) -> Entry:
@@ -134,7 +135,7 @@ def _entry(path: Path, name: str, raw: Any, data_bytes: int) -> Entry:
             raise UsageError(f"{path}: {name} is F4 with shape {shape}: pairs need an even last axis")
         shape, elements = (*shape[:-1], shape[-1] // 2), elements // 2
     if not 0 <= start <= stop <= data_bytes or stop - start != elements * DTYPES[word].itemsize:
-        raise UsageError(f"{path}: {name} {shape} {word} does not fit bytes {start} to {stop} of {data_bytes}")
+        raise UsageError(f"{path}: {name} {shape} {word} does not fit bytes {start:,} to {stop:,} of {data_bytes:,}")
     return Entry(name, word, DTYPES[word], shape, start, stop)
 
 

@@ -37,9 +37,9 @@ def rotation(operand_bytes: int, cache_bytes: int, iterations: int, *, fixed: bo
     needed = buffers_needed(operand_bytes, cache_bytes)
     if iterations < needed and fixed:
         between = iterations * operand_bytes
-        words = f"warm: {between} bytes between two uses, {CACHES_BETWEEN_USES} x {cache_bytes} are needed"
+        words = f"warm: {between:,} bytes between two uses, {CACHES_BETWEEN_USES} x {cache_bytes:,} are needed"
         return Rotation(iterations, iterations, False, words)
     rounds = max(iterations, needed)
     return Rotation(
-        needed, rounds, True, f"cold: {needed} buffers in turn, {needed * operand_bytes} bytes between uses"
+        needed, rounds, True, f"cold: {needed} buffers in turn, {needed * operand_bytes:,} bytes between uses"
     )

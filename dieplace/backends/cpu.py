@@ -90,8 +90,8 @@ class CpuBackend:
             count = range_pages(allocation.address, allocation.nbytes)
             absent += count.absent_bytes
             if count.unknown_bytes:
-                raise PlacementError(f"the kernel does not say where {count.unknown_bytes} bytes are")
+                raise PlacementError(f"the kernel does not say where {count.unknown_bytes:,} bytes are")
             for node, nbytes in count.bytes_by_node.items():
                 found[f"host/node{node}"] = found.get(f"host/node{node}", 0) + nbytes
-        note = f"{absent} bytes have no page yet" if absent else ""
+        note = f"{absent:,} bytes have no page yet" if absent else ""
         return Location(found, "accounted", note)

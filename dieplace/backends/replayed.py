@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -53,9 +54,10 @@ class ReplayedBackend:
             raise UsageError("no recording was named", hint="name one: --backend replayed --node FILE")
         path = self.path
         if path.is_dir():
-            if not (path / "bundle.json").is_file():
+            found = _file_in(path)
+            if found is None:
                 return self._through(Sysfs(path), self.environ or {}, links)
-            path = first_tree(path)
+            path = found
         data = read_json(path)
         if isinstance(data, dict) and data.get("schema") == RUN_SCHEMA:
             data = data.get("machine")  # a run file holds the machine that it was taken on
@@ -74,8 +76,32 @@ class ReplayedBackend:
         reader.source = "replayed"
         answer = reader.probe()
         if not answer.available:
-            raise UsageError(f"{self.path} holds no AMD node: {answer.reason}", hint=answer.hint)
+            # The hint of a live node (load the driver) would be of another machine than the one recorded.
+            raise UsageError(
+                f"{self.path} holds no AMD node as it was recorded: {answer.reason}",
+                hint="name a file of `dieplace env --record FILE`, a run file, a saved machine or a first-light bundle",
+            )
         return replace(reader.snapshot(links=links), backend=self.name)
+
+
+def _file_in(folder: Path) -> Path | None:
+    """The file that a folder stands for, that of a bundle or the only run; None for a copy of a node's /sys and /proc.
+
+    UsageError where several files lie there.
+    """
+    if (folder / "bundle.json").is_file():
+        return first_tree(folder)
+    inside = sorted(path.name for path in folder.glob("*.json"))
+    if (folder / "sys").is_dir() or not inside:
+        return None
+    if len(inside) == 1:
+        return folder / inside[0]
+    names = ", ".join(inside[:3]) + (" ..." if len(inside) > 3 else "")
+    raise UsageError(
+        f"{folder} is a folder of JSON files ({names}), not one node",
+        hint=f"name one file: --backend replayed --node {shlex.quote(str(folder / inside[0]))}",
+        found=inside,
+    )
 
 
 def first_tree(bundle: Path) -> Path:

@@ -74,7 +74,7 @@ def full(memory: DeviceMemory, error: RuntimeOutOfMemory, pieces: Sequence[Piece
     domain = next(piece.domain for piece in pieces if piece.device == device)
     free, total = memory.runtime.memory_info(device)
     return DomainFull(
-        f"cannot {verb}, {nbytes} bytes: {domain} has {free} of {total} bytes free",
+        f"cannot {verb}, {nbytes:,} bytes: {domain} has {free:,} of {total:,} bytes free",
         hint="free something there, place less, or allow spill='peer'",
         asked_bytes=nbytes,
         free_bytes=free,

@@ -145,7 +145,7 @@ def sparse_memory(nbytes: int) -> npt.NDArray[np.uint8]:
         mapping = mmap.mmap(-1, nbytes + OBJECT_BYTES, flags=_MAP_FLAGS)
     except OSError as error:
         raise PlacementError(
-            f"the host refused a sparse mapping of {nbytes} bytes: {error.strerror}",
+            f"the host refused a sparse mapping of {nbytes:,} bytes: {error.strerror}",
             hint="raise the address-space limit (ulimit -v) or set vm.overcommit_memory to 0 or 1",
         ) from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -170,7 +170,7 @@ def die_of_page(page: npt.NDArray[np.int64], domain: int, dies: tuple[int, ...])
 def domain_full(what: str, asked: int, free: int, total: int, domain: str) -> DomainFull:
     """The error of a domain or limit that has no room."""
     return DomainFull(
-        f"cannot allocate {asked} bytes in {what}: {free} of {total} bytes are free",
+        f"cannot allocate {asked:,} bytes in {what}: {free:,} of {total:,} bytes are free",
         hint="free something, place less there, or allow spill='peer'",
         asked_bytes=asked,
         free_bytes=free,

@@ -9,6 +9,7 @@ from dieplace.backends.base import Holder
 from dieplace.modes import Mode
 from dieplace.partition.control import Road
 from dieplace.partition.facts import NodeFacts
+from dieplace.partition.support import validated
 
 if TYPE_CHECKING:
     from dieplace.backends.base import Backend
@@ -49,7 +50,11 @@ class Reloads:
     def __str__(self) -> str:
         if not self.seconds:
             return "how long a reload takes on this host is not known yet"
-        return f"earlier reloads took {min(self.seconds):.0f} to {max(self.seconds):.0f} s (n={len(self.seconds)})"
+        low, high = (f"{seconds:.0f}" for seconds in (min(self.seconds), max(self.seconds)))
+        if len(self.seconds) == 1:
+            return f"the one reload before on this host took {low} s"
+        took = low if low == high else f"{low} to {high}"
+        return f"earlier reloads took {took} s (n={len(self.seconds)})"
 
 
 @dataclass(frozen=True)
@@ -118,8 +123,7 @@ def lines(plan: Plan) -> list[str]:
     out += [f"  {number}. {text}" for number, text in enumerate(step_texts(plan), 1)]
     blast = plan.blast
     out.append(
-        f"Disturbs {len(blast.cards)} card{'s' * (len(blast.cards) != 1)} ({span(blast.cards)}): "
-        f"{blast.devices_before} logical devices become {blast.devices_after}."
+        f"Disturbs {len(blast.cards)} card{'s' * (len(blast.cards) != 1)} ({span(blast.cards)}): {_devices_text(plan)}."
     )
     if blast.reload:
         out.append(f"Reloads the driver: no process may use any card of this node; {plan.reloads}.")
@@ -127,9 +131,45 @@ def lines(plan: Plan) -> list[str]:
         out.append(f"Not asked for but reloaded too, and set back to their modes: {span(blast.bystanders)}.")
     out += [f"Blocked by {holder_text(holder)}." for holder in plan.blockers]
     out += [f"View of holders incomplete: {why}." for why in plan.incomplete]
-    undo = "dieplace partition restore" if plan.purpose == "set" else "dieplace partition set"
-    out.append(f"Undo: `{undo}` leads back to {targets_text(plan.undo)}.")
-    return out + list(plan.notes)
+    return [*out, _undo_text(plan), *plan.notes]
+
+
+def _devices_text(plan: Plan) -> str:
+    before, after = plan.blast.devices_before, plan.blast.devices_after
+    what = f"logical device{'s' * (after != 1)}"
+    if plan.start is not None and not plan.start.driver_loaded:
+        return f"there are no devices without the driver; {after} {what} will be there"
+    if before == after:
+        return f"{before} {what} before, {after} after"
+    return f"{before} logical device{'s' * (before != 1)} become {after}"
+
+
+def _undo_text(plan: Plan) -> str:
+    """What leads back: `restore` from a switch, and from a restore the switch to what is there now, if anything is."""
+    if plan.purpose == "set":
+        return f"Undo: `dieplace partition restore` leads back to {targets_text(plan.undo)}."
+    if plan.start is not None and not plan.start.driver_loaded:
+        return "Undo: none, this itself leads out of an interrupted switch."
+    back = {card: mode for card, mode in plan.undo.items() if plan.targets.get(card, mode) != mode}
+    if not back:
+        return "Undo: none is needed, every card keeps its mode."
+    commands = [f"`{command}`" for command in _set_commands(plan, back)]
+    return f"Undo: {', then '.join(commands)} {'leads' if len(commands) == 1 else 'lead'} back to {targets_text(back)}."
+
+
+def _set_commands(plan: Plan, modes: dict[str, Mode]) -> list[str]:
+    """`dieplace partition set ...`, one a mode, with what that asks for: its cards, leave for unlisted modes."""
+    by_mode: dict[Mode, list[str]] = {}
+    for card, mode in modes.items():
+        by_mode.setdefault(mode, []).append(card)
+    parts = {card.id: card.part for card in plan.before.cards}
+    whole = len(by_mode) == 1 and set(modes) == set(parts)
+    made = []
+    for mode, cards in by_mode.items():
+        words = ["dieplace partition set", str(mode), *([] if whole else [f"--card {card}" for card in cards])]
+        listed = all(validated(parts.get(card), mode) for card in cards)
+        made.append(" ".join([*words, *([] if listed else ["--allow-unvalidated"])]))
+    return made
 
 
 def step_texts(plan: Plan) -> list[str]:

@@ -28,7 +28,8 @@ def wait_ready(control: Control, before: NodeFacts, limits: Limits, report: Call
         if elapsed >= limits.ready_s:
             raise NotVerified(
                 f"not ready {elapsed:.0f} s after loading: {'; '.join(missing) or 'the topology keeps changing'}",
-                hint="see the kernel log; 'dieplace partition show' tells when it is, 'restore' leads back",
+                hint="see the kernel log; 'dieplace partition show' tells when it is, and"
+                " 'dieplace partition restore' leads back",
             )
         if int(elapsed) // 5 != told:
             told = int(elapsed) // 5

@@ -102,7 +102,7 @@ def _unload(run: Run, step: Step) -> None:
         return
     require_free(run.plan, run.control, 0.0, run.report)
     run.changed = run.reload_tried = True
-    run.report(f"this may take {run.limits.unload_s:.0f} s")
+    run.report(f"the unload is waited for, {run.limits.unload_s:.0f} s at most")
     answer = run.control.unload(
         run.limits.unload_s, (run.lock,), run.ticker("unloading the driver", run.limits.unload_s)
     )

@@ -82,7 +82,7 @@ def _bytes(card: CardFacts, expected: int, before: CardFacts | None) -> Iterable
     for device in card.devices:
         share = (device.hbm_bytes or 0) * expected / total
         if abs(share - 1) > _BYTES_TOLERANCE:
-            yield f"partition {device.partition} has {device.hbm_bytes} bytes, not 1/{expected} of {total}"
+            yield f"partition {device.partition} has {device.hbm_bytes:,} bytes, not 1/{expected} of {total:,}"
 
 
 def _sum(devices: tuple[DeviceFacts, ...]) -> int | None:

@@ -174,24 +174,25 @@ def test_kill_between_blocks_loses_none_that_was_written(finish: Callable[..., i
 
 
 def test_an_interrupt_before_the_first_block_leaves_no_run(
-    finish: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finish: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(PlacedLayers, "look", interrupted)
     assert finish(*RUN, "--out", "out") == 130
-    assert not list((tmp_path / "out").glob("*.json")) and (tmp_path / "out" / "unfinished").is_dir()
+    assert not (tmp_path / "out").exists() and "nothing was kept" in capsys.readouterr().err
 
 
 def test_another_run_into_the_folder_leaves_the_blocks_alone(cut: dict[str, Any], tmp_path: Path) -> None:
     folder = copied(cut, tmp_path)
-    assert (
-        frame.main(
-            ["--backend", "emulated", "bench", "run", "cache-type", "--model", "qwen3-0.6b", "--out", str(folder)]
-        )
-        == 0
-    )
+    words = ["--backend", "emulated", "bench", "run", "cache-type", "--model", "qwen3-0.6b", "--out", str(folder)]
+    assert frame.main(words) == 2  # beside the interrupted run's own file
+    (folder / "gpu0-dpx-nps2.json").unlink()
+    assert frame.main(words) == 0
     assert blocks(folder, "2-tokens") >= 6
     clear(folder, "verify", "emulated")
     assert not (folder / "unfinished").exists()

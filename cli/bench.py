@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dieplace.cli import first_light, render
-from dieplace.cli.bench_files import load_runs, one_run, run_folder
-from dieplace.cli.bench_going_on import going_on, interrupted, nothing_kept
+from dieplace.cli.bench_files import held_words, load_runs, one_run, run_folder
+from dieplace.cli.bench_going_on import begun, going_on, interrupted, nothing_kept
 from dieplace.cli.bench_measure import backend_of, measure
 from dieplace.cli.bench_tables import live_parts, one_decimal, tables
 from dieplace.cli.options import BACKENDS
@@ -74,7 +74,7 @@ def _cannot(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 @bench.command("run")
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--model", default="gpt-oss-120b", show_default=True, help="Model shape.")
 @click.option("--precision", default="mxfp4", show_default=True, help="Of the dense parts: released, fp8 or mxfp4.")
 @click.option("--context", default=1024, show_default=True, type=click.IntRange(1), help="Tokens of context.")
@@ -111,7 +111,7 @@ def _cannot(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 @click.pass_context
 def run_experiment(
     ctx: click.Context,
-    name: str,
+    name: str | None,
     model: str,
     precision: str,
     context: int,
@@ -128,7 +128,8 @@ def run_experiment(
     """Run one experiment; writes one run file a block and a report.
 
     Ctrl-C keeps what is whole (exit 130): measured, every block of samples,
-    and --resume goes on, after a kill too; modelled, every run file.
+    and --resume goes on, after a kill too; modelled, every run file. With
+    --resume, NAME and --backend are those that the run was begun with.
     """
     from dieplace.binding.ranks import torchrun
     from dieplace.experiments import registry
@@ -140,6 +141,7 @@ def run_experiment(
         )
 
     launched = torchrun(os.environ)
+    name, begun_on = begun(ctx, name, resume, ranks=launched is not None)
     if launched is not None:
         from dieplace.cli.bench_ranks import run_rank
 
@@ -153,7 +155,7 @@ def run_experiment(
             first_light.run_first_light(ctx, backend_of(ctx), folder, **chosen)
         return
     experiment = registry.get(name)
-    backend, options = backend_of(ctx), asked()
+    backend, options = begun_on or backend_of(ctx), asked()
     options = replace(options, consent=_agreed(ctx, experiment, backend, options, yes=yes))
     options = going_on(ctx, name, options, resume, out)
     with run_folder(name, resume or out, again=resume is not None) as folder:
@@ -178,7 +180,7 @@ def show(ctx: click.Context, runs: tuple[str, ...]) -> None:
         first_light.show_bundle(ctx, bundle)
         return
     found = load_runs(runs)
-    report.check_together(found)
+    report.check_together(found, held_words(runs))
     _show(ctx, "bench-show/1", found, {"runs": [str(r) for r in runs]}, whole=True)
 
 
@@ -199,6 +201,7 @@ def write_report(ctx: click.Context, runs: tuple[str, ...], target: str | None, 
         first_light.report_bundle(ctx, bundle, target, markdown=md)
         return
     found = load_runs(runs)
+    report.check_origins(found, held_words(runs))
     page = report.write(found, target, markdown=md)
     render.answer(
         ctx, "bench-report/1", {"report": str(page)}, source=found[0].source, table=lambda: [f"report: {page}"]
@@ -279,7 +282,7 @@ def _show(
         "stages": summary.stage_rows(runs),
         "residency": summary.residency_rows(runs),
         "published": figures,
-        "notes": list(dict.fromkeys(note for run in runs for note in run.notes)),
+        "notes": summary.notes(runs),
     }
     if why:
         payload["published_why"] = why
@@ -302,7 +305,7 @@ def _show_live(
         "origin": summary.title_word(runs),
         "verdicts": live_tables.sentences(runs),
         "tables": [{"title": one.title, "rows": list(one.rows), "note": one.note} for one in found],
-        "notes": list(dict.fromkeys(note for run in runs for note in run.notes)),
+        "notes": summary.notes(runs),
     }
     if whole:
         payload["documents"] = [run.to_json() for run in runs]

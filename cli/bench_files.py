@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +30,19 @@ def load_runs(names: Sequence[str]) -> tuple[Run, ...]:
         else:
             found += [check_shape(Run.load(path), str(path)) for path in run_paths([name])]
     return _in_block_order(found)
+
+
+def held_words(names: Sequence[str]) -> str:
+    """`; DIR/a.json holds weight-swap at 1,024 tokens...`: each file and the run in it, and how to show that one."""
+    from dieplace.run import Run
+
+    said = []
+    for path in run_paths([name for name in names if not _left_by_ranks(Path(name))]):
+        run = Run.load(path)
+        context = run.workload.get("context_tokens")
+        what = f"{run.workload['name']}, {context:,} tokens" if isinstance(context, int) else str(run.workload["name"])
+        said.append(f"\n  dieplace bench show {shlex.quote(str(path))}  ({run.name}: {what}, {run.origin})")
+    return "".join(said)
 
 
 def _left_by_ranks(folder: Path) -> bool:

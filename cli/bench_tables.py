@@ -46,12 +46,15 @@ def live_parts(found: Sequence[LiveTable], payload: dict[str, Any]) -> list[Tabl
         columns = [
             Column(key, header, right=form is not None, show=form.format if form else str)
             for key, header, form in one.columns
-            if any(row.get(key) not in (None, "") for row in one.rows)
+            if any(row.get(key) not in (None, "") for row in one.shown_rows)
         ]
         if len(columns) > MOST_COLUMNS and all(column.right for column in columns[1:]):  # a column an arm
             parts += [Prose(f"{one.title}: {len(columns) - 1} columns, in the report or with --json"), ""]
             continue
-        parts += [Table(columns, list(one.rows), title=one.title, notes=[f"  {one.note}"] if one.note else []), ""]
+        parts += [
+            Table(columns, list(one.shown_rows), title=one.title, notes=[f"  {one.note}"] if one.note else []),
+            "",
+        ]
     return [*parts, *map(Prose, payload["verdicts"]), "", *(Prose(f"note: {note}") for note in payload["notes"])]
 
 
@@ -90,14 +93,16 @@ def _stage_columns(runs: Sequence[Run]) -> list[Column]:
 
 
 def _residency_table(rows: Sequence[dict[str, Any]], source: str) -> Table:
+    from dieplace.experiments.markup import show_bytes
+
     return Table(
         [
             Column("run", "run"),
             Column("arm", "arm"),
             Column("role", "role"),
             Column("device", "used by"),
-            Column("die0_bytes", "on die 0, MB", right=True, show=_megabytes),
-            Column("die1_bytes", "on die 1, MB", right=True, show=_megabytes),
+            Column("die0_bytes", "on die 0", right=True, show=show_bytes),
+            Column("die1_bytes", "on die 1", right=True, show=show_bytes),
         ],
         rows,
         title=f"Bytes by role and die, audited ({source})",
@@ -148,7 +153,3 @@ def _three_digits(value: float) -> str:
 
 def _signed(value: float) -> str:
     return f"{value:+.2f}"
-
-
-def _megabytes(value: float) -> str:
-    return f"{value / 1e6:,.1f}"

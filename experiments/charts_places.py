@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,13 +48,25 @@ def places(found: Sequence[Place], *, link: str, describe: str) -> str:
 
 
 def _height(place: Place) -> float:
-    return (70 if place.parts else 40) + 24 + 24 * max(len(place.held), 1)
+    return (70 if place.parts else 40) + 24 + 24 * max(len(place.held), 1) + 18 * len(_reader_below(place))
+
+
+def _reader_below(place: Place) -> list[str]:
+    """Who computes, in lines of its own where it does not fit beside the name."""
+    if EM * (13 * len(short(place.name, 40)) + 12 * len(place.reader)) + 28 + 12 <= _BOX:
+        return []
+    return textwrap.wrap(place.reader, int((_BOX - 28) / (EM * 12)))
 
 
 def _box(place: Place, x: float, top: float, height: float) -> list[str]:
     body = [rect(x, top, _BOX, height, colour("box"), stroke=colour("edge"))]
-    body.append(text(x + 14, top + 22, short(place.name, 20), weight="600"))
-    body.append(text(x + _BOX - 14, top + 22, short(place.reader, 26), anchor="end", size=12, ink="faint"))
+    body.append(text(x + 14, top + 22, short(place.name, 40), weight="600"))
+    below = _reader_below(place)
+    if not below:
+        body.append(text(x + _BOX - 14, top + 22, place.reader, anchor="end", size=12, ink="faint"))
+    for words in below:
+        top += 18
+        body.append(text(x + 14, top + 22, words, size=12, ink="faint"))
     step = (_BOX - 28 + 7) / max(len(place.parts), 1)
     for number, part in enumerate(place.parts):
         left = x + 14 + number * step

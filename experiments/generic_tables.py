@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dieplace.experiments.charts import Bar
@@ -42,7 +43,25 @@ def tables(runs: Sequence[Run]) -> list[LiveTable]:
     title = f"Every point of {runs[0].experiment}, {runs[0].origin}"
     main = main_quantity(runs[0])
     unit = next((p.quantities[main].unit for _, p in found if main in p.quantities), "") if main else ""
-    return [LiveTable(title, columns, rows, (note + _whys(found)).strip(), _bars(runs, main), unit)]
+    values = tuple(f"shown_{name}" for name in names)
+    table = LiveTable(title, columns, rows, "", _bars(runs, main), unit, values=values)
+    told = _left_out(table, runs) + note + _whys(found)
+    return [replace(table, note=told.strip())]
+
+
+def _left_out(table: LiveTable, runs: Sequence[Run]) -> str:
+    """Which points have no row, as they have no value; nothing where all have one."""
+    shown = table.shown_rows
+    whys: dict[str, list[str]] = {}
+    for row, (run, point) in zip(table.rows, points_of(runs), strict=True):
+        if row not in shown:
+            why = "; ".join(_whys_of(point, points_of(runs))) or "no reason is recorded"
+            whys.setdefault(why, []).append(arm_words(run, point, runs))
+    if not whys:
+        return ""
+    each = "; ".join(f"{', '.join(arms)} ({why})" for why, arms in whys.items())
+    count = len(table.rows) - len(shown)
+    return f"Not in the table, as nothing is known of their time: {count} of {len(table.rows)} points: {each}."
 
 
 def _row(run: Run, point: Point, runs: Sequence[Run], varying: Sequence[str], names: Sequence[str]) -> Row:
@@ -97,7 +116,16 @@ def _text(value: Any) -> str:
     return f"{value:,g}" if isinstance(value, float) else str(value)
 
 
+def _whys_of(point: Point, found: Sequence[tuple[Run, Point]]) -> list[str]:
+    """Why the point lacks quantities that other points have; of a quantity that none has there is no column."""
+    known = {name for _, other in found for name, q in other.quantities.items() if q.value is not None}
+    each = ((name, q) for name, q in point.quantities.items() if q.value is None and q.why)
+    return list(dict.fromkeys(str(q.why) for name, q in each if name in known or not known))
+
+
 def _whys(found: Sequence[tuple[Run, Point]]) -> str:
-    whys = dict.fromkeys(q.why for _, p in found for q in p.quantities.values() if q.value is None and q.why)
+    """Why cells of the table are empty, where a point has another value; then what the points note."""
+    with_value = [point for _, point in found if any(q.value is not None for q in point.quantities.values())]
+    whys = dict.fromkeys(why for point in with_value or [p for _, p in found] for why in _whys_of(point, found))
     notes = dict.fromkeys(note for _, point in found for note in point.notes)
     return "".join([*(f" Empty where: {why}." for why in whys), *(f" {note}." for note in notes)])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dieplace.experiments.charts import Bar
-from dieplace.experiments.live_table import LiveTable, Row, ranged, size_words, spread
+from dieplace.experiments.live_table import LiveTable, Row, ranged, run_words, size_words, spread
 from dieplace.run import Point, Run
 
+_RUN = ("run", "run", None)
 _FIRST = (("reader", "by", None), ("held", "set", None), ("arm", "arm", None))
 _RATIO = ("ratio", "x near [95 %]", None)
 _NOTE = (
@@ -29,10 +30,11 @@ def what_words(point: Point) -> str:
     return f"{factors['what']} {point.arm}{both}, {size_words(factors['working_set_bytes'])}, by {factors['reader']},"
 
 
-def _row(point: Point, names: Sequence[str]) -> Row:
+def _row(point: Point, names: Sequence[str], run: str) -> Row:
     factors = point.factors
     directions = "" if factors["directions"] == "one" else f", {factors['directions']}"
     row: Row = {
+        "run": run,
         "reader": factors["reader"],
         "what": f"{factors['what']}{directions}",
         "working_set_bytes": factors["working_set_bytes"],
@@ -55,16 +57,23 @@ def _row(point: Point, names: Sequence[str]) -> Row:
 def latency_table(runs: Sequence[Run]) -> LiveTable:
     """One row a working set and arm."""
     names = ("latency_ns", "latency_cycles", "time_over_near")
-    rows = [_row(p, names) for r in runs for p in r.points if p.factors["what"] == "latency"]
-    columns = (*_FIRST, ("latency_ns", "ns", "{:.0f}"), ("latency_cycles", "SM cycles", "{:.0f}"), _RATIO)
+    rows = [_row(p, names, run_words(r, runs)) for r in runs for p in r.points if p.factors["what"] == "latency"]
+    columns = (_RUN, *_FIRST, ("latency_ns", "ns", "{:.0f}"), ("latency_cycles", "SM cycles", "{:.0f}"), _RATIO)
     return LiveTable(f"Latency of dependent loads, {runs[0].origin}", columns, tuple(rows), _NOTE + _whys(rows))
 
 
 def rate_table(runs: Sequence[Run]) -> LiveTable:
     """One row a kind of transfer, working set and arm; bars of the largest set."""
     names = ("gb_per_s", "of_ceiling", "time_over_near")
-    rows = [_row(p, names) for r in runs for p in r.points if p.factors["what"] != "latency"]
-    columns = (("what", "what", None), *_FIRST, ("rate", "GB/s", None), ("of_ceiling", "of ceiling", "{:.2f}"), _RATIO)
+    rows = [_row(p, names, run_words(r, runs)) for r in runs for p in r.points if p.factors["what"] != "latency"]
+    columns = (
+        _RUN,
+        ("what", "what", None),
+        *_FIRST,
+        ("rate", "GB/s", None),
+        ("of_ceiling", "of ceiling", "{:.2f}"),
+        _RATIO,
+    )
     note = (
         " Bytes: near copies count what is read and written, far ones what crosses the link, both at once their sum. Of"
         " ceiling: of the highest cold rate of this run, near or far."
@@ -72,7 +81,7 @@ def rate_table(runs: Sequence[Run]) -> LiveTable:
     largest = max((row["working_set_bytes"] for row in rows), default=0)
     bars = tuple(
         Bar(
-            f"{row['reader']}: {row['what']}, {row['arm']}",
+            f"{row['run']} {row['reader']}: {row['what']}, {row['arm']}".strip(),
             row["gb_per_s"],
             row["gb_per_s_low"],
             row["gb_per_s_high"],

@@ -14,7 +14,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class LiveTable:
-    """A title, columns of (key, header, format of numbers or None for text), and rows; `bars` have values in `unit`."""
+    """A title, columns of (key, header, format of numbers or None for text), and rows.
+
+    `bars` have values in `unit`, and `caption` says how to read them. `values` are the keys of columns that the table
+    is about, where a row without any of them is not worth showing: `note` then tells of it.
+    """
 
     title: str
     columns: tuple[tuple[str, str, str | None], ...]
@@ -22,6 +26,14 @@ class LiveTable:
     note: str = ""
     bars: tuple[Bar, ...] = ()
     unit: str = "us"
+    caption: str = ""
+    values: tuple[str, ...] = ()
+
+    @property
+    def shown_rows(self) -> tuple[Row, ...]:
+        """The rows to print: those with a value, all where none has one; JSON keeps every row."""
+        found = tuple(row for row in self.rows if any(row.get(key) is not None for key in self.values))
+        return found or self.rows
 
 
 def points_of(runs: Sequence[Run]) -> list[tuple[Run, Point]]:
@@ -59,9 +71,13 @@ def size_words(nbytes: int) -> str:
 
 def arm_words(run: Run, point: Point, runs: Sequence[Run]) -> str:
     """The arm, with its block where there are several, and a number where several runs have one block."""
+    return f"{run_words(run, runs)} {point.arm}".strip()
+
+
+def run_words(run: Run, runs: Sequence[Run]) -> str:
+    """The block, with a number where several runs have it; empty where there is one run."""
     if len(runs) == 1:
-        return point.arm
-    blocks = [one.block for one in runs]
-    same = [index for index, one in enumerate(runs) if one.block == run.block]
-    number = f" ({same.index(next(i for i, one in enumerate(runs) if one is run)) + 1})" if len(same) > 1 else ""
-    return f"{run.block}{number} {point.arm}" if len(set(blocks)) > 1 or number else point.arm
+        return ""
+    same = [one for one in runs if one.block == run.block]
+    place = next(index for index, one in enumerate(same) if one is run)
+    return f"{run.block} ({place + 1})" if len(same) > 1 else run.block

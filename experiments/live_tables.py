@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dieplace.experiments import generic_tables, link_tables, step_tables
-from dieplace.experiments.live_table import LiveTable, arm_words
+from dieplace.experiments.live_table import LiveTable, arm_words, run_words
 from dieplace.run import Point, Quantity, Run
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def sentences(runs: Sequence[Run]) -> list[str]:
 def _sentences(runs: Sequence[Run], run: Run, point: Point) -> Iterator[str]:
     if run.experiment == "link" and not link_tables.headline(run, point):
         return
-    what = link_tables.what_words(point) if run.experiment == "link" else f"{_arm(runs, run, point)}"
+    of_link = run.experiment == "link"
+    what = f"{run_words(run, runs)} {link_tables.what_words(point)}".strip() if of_link else _arm(runs, run, point)
     penalty = point.quantities.get("penalty")
     if penalty is not None and penalty.value is None:
         yield f"{run.origin}: no penalty is told for {what}, because {penalty.why}"

@@ -92,27 +92,36 @@ def _stamp(runs: Sequence[Run]) -> str:
     return f"{when} · {runs[0].source} node · {blocks}"
 
 
-def check_origins(runs: Sequence[Run]) -> None:
-    """UsageError unless there are runs and all are of one origin: measured and modelled numbers share no page."""
+def check_origins(runs: Sequence[Run], held: str = "") -> None:
+    """UsageError unless there are runs and all are of one origin: measured and modelled numbers share no page.
+
+    `held` says which file holds which run, for the error.
+    """
     if not runs:
         raise UsageError("there is no run to report", hint="name run files, or a folder with some")
     found = sorted({run.origin for run in runs})
     if len(found) > 1:
-        raise UsageError(f"one report cannot hold runs of different origin: {', '.join(found)}", hint="make two")
+        raise UsageError(f"one report cannot hold runs of different origin: {', '.join(found)}", hint=f"make two{held}")
 
 
-def check_together(runs: Sequence[Run]) -> None:
-    """UsageError unless the runs are of one experiment, one origin and one workload, as one set of tables needs."""
-    check_origins(runs)
+def check_together(runs: Sequence[Run], held: str = "") -> None:
+    """UsageError unless the runs are of one experiment, one origin and one workload, as one set of tables needs.
+
+    `held` says which file holds which run, for the error.
+    """
+    check_origins(runs, held)
     experiments = sorted({run.experiment for run in runs})
     if len(experiments) > 1:
         raise UsageError(
             f"one set of tables cannot hold runs of different experiment: {', '.join(experiments)}",
-            hint="show them one by one, or all in one page with: dieplace bench report",
+            hint=f"show them one by one, or all in one page with: dieplace bench report{held}",
         )
     names = sorted({_workload(run) for run in runs})
     if len(names) > 1:
-        raise UsageError(f"one set of tables cannot hold different workloads: {'; '.join(names)}")
+        raise UsageError(
+            f"one set of tables cannot hold different workloads: {'; '.join(names)}",
+            hint=f"show them one by one, or all in one page with: dieplace bench report{held}",
+        )
 
 
 def _workload(run: Run) -> str:
@@ -127,9 +136,8 @@ def embedded_json(value: Any) -> str:
 
 
 def _banner(runs: Sequence[Run], word: str) -> Listed:
-    lines = dict.fromkeys(note for run in runs for note in run.notes)
     head = "Nothing here was measured on an MI355X." if word == "modelled" else ""
-    return Listed(head, tuple(lines), framed=True)
+    return Listed(head, tuple(summary.notes(runs)), framed=True)
 
 
 def _embedded(runs: Sequence[Run]) -> str:

@@ -20,30 +20,42 @@ def sections(runs: Sequence[Run], level: int) -> list[Part]:
         by_role = (point.residency_before or {}).get("bytes_by_role_and_domain")
         if not isinstance(by_role, Mapping) or not by_role:
             continue
-        found = list(_places(run, by_role))
+        found = list(_places(run, point, by_role))
         evidence, moved = ((point.residency_before or {}).get(key) for key in ("evidence", "moved_evidence"))
         apart = f"what moves is {moved}, the rest " if moved and moved != evidence else ""
-        title = f"{arm_words(run, point, runs)}: {apart}{evidence}"
+        title = f"{arm_words(run, point, runs)}{_rank_words(point)}: {apart}{evidence}"
         link = _crossing(point)
         picture = places(found, link=link, describe=f"bytes by home, {point.arm}")
         parts += [Heading(title, level + 1), Drawn(picture, (Said(link.replace("\n", " ")),) if link else ())]
     if not parts:
         return []
     most = 2 * MOST_OPEN
-    rest = [Folded("more arms", tuple(parts[most:]))] if len(parts) > most else []
+    rest = [Folded("more arms", tuple(parts[most:]), of_page=True)] if len(parts) > most else []
     return [Heading(f"Where the bytes lay, from the audit ({runs[0].source})", level), *parts[:most], *rest]
 
 
-def _places(run: Run, by_role: Mapping[str, Mapping[str, Any]]) -> Iterator[Place]:
-    """The memory of every visible GPU or die, with what lay in it; host memory only where something did."""
+def _rank_words(point: Point) -> str:
+    """Of a point of one rank of several: which, and its card."""
+    rank, card = point.factors.get("rank"), point.factors.get("card")
+    host = f"{point.factors['host']} " if point.factors.get("host") else ""
+    return "" if rank is None else f", rank {rank} on {host}{card}"
+
+
+def _places(run: Run, point: Point, by_role: Mapping[str, Mapping[str, Any]]) -> Iterator[Place]:
+    """The memory of every visible GPU or die, with what lay in it; host memory only where something did.
+
+    Of a rank only the memory of its own cards: the others' is not what its audit looked at.
+    """
     visible = run.facts.get("visible")
+    own_cards = str(point.factors["card"]).split("+") if "card" in point.factors else None
     used = dict.fromkeys(home for homes in by_role.values() for home in homes)
     part_of = {card["id"]: card.get("part") for card in run.machine.get("cards", ())}
     one_reader = run.workload.get("shards") == 1
     for domain in run.machine.get("domains", ()):
         devices = [d["id"] for d in run.machine.get("devices", ()) if d.get("domain") == domain["id"]]
         seen = bool(devices) and (visible is None or bool(set(devices) & set(visible)))
-        if domain["id"] not in used and not seen:
+        elsewhere = own_cards is not None and domain.get("card") not in own_cards
+        if domain["id"] not in used and (not seen or elsewhere):
             continue
         computing = _computes(run, devices) if one_reader else devices
         name = str(part_of.get(domain.get("card")) or "").removeprefix("NVIDIA ")

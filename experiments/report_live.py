@@ -16,7 +16,7 @@ from dieplace.experiments import (
 )
 from dieplace.experiments.charts_places import MatrixCell
 from dieplace.experiments.link_tables import headline
-from dieplace.experiments.live_table import LiveTable, arm_words, digits, points_of, ranged, size_words
+from dieplace.experiments.live_table import LiveTable, arm_words, digits, points_of, ranged, run_words, size_words
 from dieplace.experiments.report_parts import Drawn, Folded, Heading, Listed, Part, Said, Tabled
 from dieplace.experiments.report_sections import MOST_OPEN
 from dieplace.experiments.step_tables import RESIDENCY, is_step, stage_note
@@ -47,7 +47,7 @@ def _verdicts(lines: Sequence[str]) -> list[Part]:
     if len(lines) <= MOST_OPEN:
         return [Said(line, "verdict") for line in lines]
     rest = (Listed("", tuple(lines[MOST_LISTED:])),)
-    more = [Folded(f"{len(lines) - MOST_LISTED} more findings", rest)] if len(lines) > MOST_LISTED else []
+    more = [Folded(f"{len(lines) - MOST_LISTED} more findings", rest, of_page=True)] if len(lines) > MOST_LISTED else []
     return [Listed("What was found", tuple(lines[:MOST_LISTED])), *more]
 
 
@@ -58,8 +58,9 @@ def _table(table: LiveTable, level: int) -> list[Part]:
     chart = charts.bars(table.bars, unit=table.unit, describe=table.title) if table.bars else ""
     note = [Said(table.note, "quiet")] if table.note else []
     if table.title == RESIDENCY:  # drawn as well, for a reader of the page
-        return [Folded(table.title, (Tabled(columns, table.rows),))]
-    return [Heading(table.title, level), *([Drawn(chart)] if chart else []), *note, Tabled(columns, table.rows)]
+        return [Folded(table.title, (Tabled(columns, table.shown_rows),))]
+    drawn = [Drawn(chart, caption=table.caption)] if chart else []
+    return [Heading(table.title, level), *drawn, *note, Tabled(columns, table.shown_rows)]
 
 
 @dataclass(frozen=True)
@@ -117,11 +118,12 @@ def _roofline(runs: Sequence[Run], linked: Ceilings | None, word: str, level: in
     rates = f"near {used.near:,.0f} GB/s" + (f", far {used.far:,.0f} GB/s" if used.far else "")
     note = (
         f"Time that the bytes alone need at the ceiling, over the time measured. Ceiling: {rates}, from {used.source}."
-        " Near and far memory are read at the same time, so the slower of the two counts (red: the far one)."
+        " Near and far memory are read at the same time, so the slower of the two counts."
     )
     rows = [{"arm": s.label, "share": s.share, "text": s.text} for s in shares]
     table = Tabled((("arm", "arm", None), ("text", "byte floor of measured", None), ("share", "share", "{:.3f}")), rows)
-    return [head, Drawn(charts.roofline(shares, describe="bytes over the ceiling"), (table,)), Said(note, "quiet")]
+    chart = charts.roofline(shares, describe="bytes over the ceiling")
+    return [head, Drawn(chart, (table,), "Red: far memory is the slower."), Said(note, "quiet")]
 
 
 def _link_roofline(runs: Sequence[Run]) -> list[Part]:
@@ -132,13 +134,15 @@ def _link_roofline(runs: Sequence[Run]) -> list[Part]:
             continue
         factors = point.factors
         size = size_words(factors["working_set_bytes"])
-        label = f"{factors['what']} {point.arm}, {size}, {factors['reader']}"
+        label = f"{run_words(run, runs)} {factors['what']} {point.arm}, {size}, {factors['reader']}".strip()
         far = not point.arm.startswith("near") or "far" in point.arm
         shares.append(charts.Share(label, share.value, f"{rate.value:,.0f} GB/s, {share.value:.2f}", far))
     if not shares:
         return [Said("None here: no cold rate was measured.")]
     note = "Each rate over the highest cold rate of its kind of memory, near or far, in the same run."
-    return [Drawn(charts.roofline(shares, describe="rates over the ceiling of the run")), Said(note, "quiet")]
+    rows = [{"label": share.label, "text": share.text} for share in shares]
+    table = Tabled((("label", "read", None), ("text", "rate, share of the ceiling", None)), rows)
+    return [Drawn(charts.roofline(shares, describe="rates over the ceiling of the run"), (table,)), Said(note, "quiet")]
 
 
 def _time_us(run: Run, point: Point) -> Quantity | None:
@@ -162,11 +166,11 @@ def _matrices(runs: Sequence[Run], word: str, level: int) -> list[Part]:
         for metric, unit in (("latency", "ns"), ("bandwidth", "GB/s")):
             found = link_matrix.cells(run, metric)
             if found:
-                parts.append(_matrix(found, metric, unit, run if len(runs) > 1 else None))
+                parts.append(_matrix(found, metric, unit, run, runs))
     return parts if len(parts) > 1 else []
 
 
-def _matrix(found: Sequence[link_matrix.LinkCell], metric: str, unit: str, run: Run | None) -> Drawn:
+def _matrix(found: Sequence[link_matrix.LinkCell], metric: str, unit: str, run: Run, runs: Sequence[Run]) -> Drawn:
     readers = list(dict.fromkeys(cell.reader for cell in found))
     homes = sorted({cell.home for cell in found})
     by_pair = {(cell.reader, cell.home): cell for cell in found}
@@ -184,7 +188,7 @@ def _matrix(found: Sequence[link_matrix.LinkCell], metric: str, unit: str, run: 
 
     size = size_words(max(c.working_set_bytes for c in found))
     title = f"{metric.capitalize()} of {'dependent loads' if metric == 'latency' else 'reads'}, {size}, cold"
-    title += f", {run.block}" if run else ""
+    title += f", {run_words(run, runs)}" if len(runs) > 1 else ""
     rows = [
         {"reader": r, **{h: (ranged(by_pair[r, h].quantity, "{:,.0f}") if (r, h) in by_pair else None) for h in homes}}
         for r in readers
@@ -212,12 +216,13 @@ def _waterfalls(runs: Sequence[Run], word: str, level: int) -> list[Part]:
             charts.Step(names[0], sum(there.values())), steps, charts.Step(names[1], sum(here.values())),
             unit="us", describe=f"from {names[0]} to {names[1]} by stage",
         )  # fmt: skip
-        found += [Heading(f"From {names[0]} to {names[1]}, stage by stage, {word}", level + 1), Drawn(chart)]
+        title = Heading(f"From {names[0]} to {names[1]}, stage by stage, {word}", level + 1)
+        found += [title, Drawn(chart, caption="" if found else stage_note(runs))]
     if not found:
         return []
     most = 2 * MOST_OPEN
-    rest = [Folded("more arms, stage by stage", tuple(found[most:]))] if len(found) > most else []
-    return [*found[:most], *rest, Said(stage_note(runs), "quiet")]
+    rest = [Folded("more arms, stage by stage", tuple(found[most:]), of_page=True)] if len(found) > most else []
+    return [*found[:most], *rest]
 
 
 def _base_of(run: Run, point: Point) -> Point | None:

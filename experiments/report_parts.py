@@ -50,21 +50,28 @@ class Tabled:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A chart as SVG; `instead` stands in Markdown, which cannot hold it (empty where a table follows anyway)."""
+    """A chart as SVG with a caption on how to read it.
+
+    `instead` stands in Markdown, which cannot hold the chart (empty where a table follows anyway); its caption goes
+    with it.
+    """
 
     svg: str
     instead: tuple[Part, ...] = ()
+    caption: str = ""
 
 
 @dataclass(frozen=True)
 class Folded:
-    """Parts that are closed until asked for."""
+    """Parts that are closed until asked for; a summary that speaks of the page (`of_page`) is not in Markdown."""
 
     summary: str
     parts: tuple[Part, ...] = field(default=())
+    of_page: bool = False
 
 
 Part = Heading | Said | Listed | Tabled | Drawn | Folded
+MOST_LEVELS = 6  # of headings in HTML and Markdown
 _CLASSES = {"plain": "", "verdict": ' class="said"', "quiet": ' class="quiet"'}
 
 
@@ -89,13 +96,29 @@ def _html(part: Part) -> str:
     if isinstance(part, Tabled):
         return html_table(part.columns, part.rows)
     if isinstance(part, Drawn):
-        return f'<div class="wide chart">{part.svg}</div>'
+        caption = f'<p class="quiet">{escape(part.caption)}</p>' if part.caption else ""
+        return f'<div class="wide chart">{part.svg}</div>{caption}'
     return f"<details><summary>{escape(part.summary)}</summary>{to_html(part.parts)}</details>"
 
 
 def to_markdown(parts: Sequence[Part]) -> str:
     """The parts as Markdown blocks with an empty line between them."""
-    return "\n\n".join(block for part in parts for block in _markdown(part))
+    return "\n\n".join(block for part in _with_something_under(parts) for block in _markdown(part))
+
+
+def _with_something_under(parts: Sequence[Part]) -> list[Part]:
+    """The parts less every heading that stands above nothing, as one above a chart alone does in Markdown."""
+    kept: list[Part] = []
+    under = 0  # headings down to this level have what was kept last, read from the end, under them
+    for part in reversed(parts):
+        if not isinstance(part, Heading):
+            if _markdown(part):
+                kept.append(part)
+                under = MOST_LEVELS
+        elif part.level <= under or part.level == 1:
+            kept.append(part)
+            under = part.level - 1
+    return kept[::-1]
 
 
 def _markdown(part: Part) -> list[str]:
@@ -112,7 +135,8 @@ def _markdown(part: Part) -> list[str]:
         return [_md_table(part)] if part.rows else []
     if isinstance(part, Drawn):
         return [block for one in part.instead for block in _markdown(one)]
-    return [f"*{md_text(part.summary)}*", *(block for one in part.parts for block in _markdown(one))]
+    inside = [block for one in _with_something_under(part.parts) for block in _markdown(one)]
+    return [f"*{md_text(part.summary)}*", *inside] if inside and not part.of_page else inside
 
 
 def _md_table(part: Tabled) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dieplace.experiments import charts_samples, generic_tables
 from dieplace.experiments.link_tables import headline, what_words
-from dieplace.experiments.live_table import arm_words, digits, ranged
+from dieplace.experiments.live_table import arm_words, digits, ranged, run_words
 from dieplace.experiments.report_parts import Drawn, Folded, Heading, Part, Said, Tabled
 from dieplace.experiments.statistics import median as with_interval
 from dieplace.experiments.statistics import without_slowest
@@ -28,13 +28,13 @@ def sections(runs: Sequence[Run], word: str, level: int) -> list[Part]:
         )
         for start in range(0, len(rows), MOST_SAMPLED)
     ]
-    more = [Folded(f"{len(rows) - MOST_SAMPLED} more arms", tuple(drawn[1:]))] if len(drawn) > 1 else []
+    more = [Folded(f"{len(rows) - MOST_SAMPLED} more arms", tuple(drawn[1:]), of_page=True)] if len(drawn) > 1 else []
     note = "Every sample that was taken; none was left out."
     if any(row.control for row in rows):
-        note += " A/A: the same arm a second time in every block, drawn beside it."
+        note += " A/A: the same arm a second time in every block."
     else:
         note += " The samples of the A/A control are not in these files; its ratio stands in the tables."
-    table = Folded("the samples in numbers", (Tabled(_SPREADS, [_numbers(row) for row in rows]),))
+    table = Folded("the samples in numbers", (Tabled(_SPREADS, [_numbers(row) for row in rows]),), of_page=True)
     return [Heading(f"All samples, {word}", level), Said(note, "quiet"), drawn[0], *more, table]
 
 
@@ -42,7 +42,7 @@ def _sampled(run: Run, runs: Sequence[Run]) -> Iterator[charts_samples.Sampled]:
     if run.experiment == "scale-out":
         from dieplace.experiments.scale_out_tables import drawn_points
 
-        for label, name, point in drawn_points(run):
+        for label, name, point in drawn_points(run, runs):
             yield from _row(label, name, point)
         return
     main = generic_tables.main_quantity(run)
@@ -51,7 +51,7 @@ def _sampled(run: Run, runs: Sequence[Run]) -> Iterator[charts_samples.Sampled]:
             continue
         names: tuple[str | None, ...] = ("latency_ns", "gb_per_s") if run.experiment == "link" else (main,)
         for each in names:
-            label = _link_label(point) if run.experiment == "link" else arm_words(run, point, runs)
+            label = _link_label(run, point, runs) if run.experiment == "link" else arm_words(run, point, runs)
             yield from _row(label, each, point)
 
 
@@ -67,8 +67,8 @@ def _row(label: str, name: str | None, point: Point) -> Iterator[charts_samples.
     )
 
 
-def _link_label(point: Point) -> str:
-    return what_words(point).strip(",")
+def _link_label(run: Run, point: Point, runs: Sequence[Run]) -> str:
+    return f"{run_words(run, runs)} {what_words(point)}".strip(" ,")
 
 
 _SPREADS = (

@@ -63,13 +63,12 @@ def _token(runs: Sequence[Run], word: str, level: int) -> list[Part]:
         ("penalty_percent_high", "high", "{:.1f}"),
         ("penalty_unfitted_percent", "unfitted set C %", "{:.1f}"),
     )
+    chart = charts.bars(found, unit="us", describe=f"{word} time per token of each arm") if found else ""
+    caption = "Letters mark parameter sets, the whisker is their range."
     return [
         Heading(f"Time per {summary.step_word(runs)}, {word}", level),
-        *([Drawn(charts.bars(found, unit="us", describe=f"{word} time per token of each arm"))] if found else []),
-        Said(
-            "Letters mark parameter sets, the whisker is their range. Slower by: against all-local memory, same set.",
-            "quiet",
-        ),
+        *([Drawn(chart, caption=caption)] if found else []),
+        Said("Low, high: the range over parameter sets. Slower by: against all-local memory, same set.", "quiet"),
         Tabled(columns, summary.arm_rows(runs)),
     ]
 
@@ -175,7 +174,7 @@ def _cards(runs: Sequence[Run], word: str, level: int) -> list[Part]:
     return [
         Heading(f"Bytes by role and die, from the audit ({runs[0].source})", level),
         *_few(parts, 2 * MOST_OPEN, "more arms"),
-        Folded("the same as a table", (Tabled(columns, summary.residency_rows(runs)),)),
+        Folded("the same as a table", (Tabled(columns, summary.residency_rows(runs)),), of_page=True),
     ]
 
 
@@ -191,7 +190,7 @@ def _die(run: Run, die: int, rows_here: Sequence[Mapping[str, Any]]) -> charts_p
 
 
 def _few(parts: list[Part], most: int, summary_: str) -> list[Part]:
-    return parts if len(parts) <= most else [*parts[:most], Folded(summary_, tuple(parts[most:]))]
+    return parts if len(parts) <= most else [*parts[:most], Folded(summary_, tuple(parts[most:]), of_page=True)]
 
 
 def _roofline(word: str, level: int) -> list[Part]:

@@ -30,22 +30,32 @@ def sentences(runs: Sequence[Run]) -> list[str]:
     """Which cards are odd, or how far all of them lie apart; then the ranks that are missing."""
     said: list[str] = []
     for run in runs:
+        where = f"{run.origin}: {run.block}: " if len(runs) > 1 else f"{run.origin}: "
         groups = [group for _, group in _groups(run) if _main(run, group)]
         odd = [point for group in groups for point in group if point.factors["outlier"] == "yes"]
-        said += [f"{run.origin}: {_odd_words(run, point, groups)}" for point in odd]
+        said += [f"{where}{_odd_words(run, point, groups)}" for point in odd]
         if not odd:
-            said += [f"{run.origin}: {words}" for words in _even_words(run, groups)]
+            said += [f"{where}{words}" for words in _even_words(run, groups)]
     lost = {rank["rank"]: rank for run in runs for rank in run.facts["ranks"] if rank["state"] == "lost"}
     return said + [_lost_words(rank) for rank in lost.values()]
 
 
-def drawn_points(run: Run) -> Iterator[tuple[str, str, Point]]:
+def drawn_points(run: Run, runs: Sequence[Run]) -> Iterator[tuple[str, str, Point]]:
     """What a report draws the samples of: each card in each main comparison, with its words and its quantity's name."""
     for group in (group for _, group in _groups(run) if _main(run, group)):
         for point in group:
             found = main_quantity(run, point)
             if found is not None:
-                yield f"{_card(point)}: {_what(run, point)}", found[0], point
+                yield f"{_card(point)}: {_run_words(run, runs)}{_what(run, point)}", found[0], point
+
+
+def _run_words(run: Run, runs: Sequence[Run]) -> str:
+    """The block before what it compared, where several are shown together."""
+    return f"{run.block} " if len(runs) > 1 else ""
+
+
+def _run_column(runs: Sequence[Run]) -> tuple[tuple[str, str, str | None], ...]:
+    return (("run", "run", None),) if len(runs) > 1 else ()
 
 
 def _odd_words(run: Run, point: Point, groups: Sequence[Sequence[Point]]) -> str:
@@ -61,7 +71,7 @@ def _odd_words(run: Run, point: Point, groups: Sequence[Sequence[Point]]) -> str
 def _even_words(run: Run, groups: Sequence[Sequence[Point]]) -> Iterator[str]:
     spreads = [(_spread(group), group) for group in groups if len(_standing(group)) > 1]
     if not spreads:
-        yield f"{run.block}: nothing to compare: one rank measured"
+        yield "nothing to compare: one rank measured"
         return
     (low, high), group = max(spreads, key=lambda found: found[0][1] - found[0][0])
     cards = len(_standing(group))
@@ -145,8 +155,9 @@ def _cards_table(runs: Sequence[Run]) -> LiveTable:
         for group in (group for _, group in _groups(run) if _main(run, group)):
             for point in _standing(group):
                 rows.append(_card_row(run, point))
-                bars.append(_bar(run, point))
+                bars.append(_bar(run, point, runs))
     columns = (
+        *_run_column(runs),
         ("what", "what", None), ("rank", "rank", None), ("card", "card", None), ("value", "median", None),
         ("ratio", "x all [95 %]", None), ("score", "score", "{:+.1f}"), ("outlier", "outlier", None),
     )  # fmt: skip
@@ -187,11 +198,12 @@ def _one_host(run: Run) -> bool:
     return len({point.factors["host"] for point in run.points}) == 1
 
 
-def _bar(run: Run, point: Point) -> Bar:
+def _bar(run: Run, point: Point, runs: Sequence[Run]) -> Bar:
     ratio = point.quantities["over_all_cards"]
     odd = ", outlier" if point.factors["outlier"] == "yes" else ""
     text = f"x {ratio.value:.3f}{odd}"
-    return Bar(f"{_card(point)}: {_what(run, point)}", ratio.value or 0.0, ratio.low, ratio.high, (), text)
+    label = f"{_card(point)}: {_run_words(run, runs)}{_what(run, point)}"
+    return Bar(label, ratio.value or 0.0, ratio.low, ratio.high, (), text)
 
 
 def _ranged(quantity: Quantity, form: str) -> str:
@@ -223,6 +235,7 @@ def _spread_table(runs: Sequence[Run]) -> LiveTable:
                 }
             )
     columns = (
+        *_run_column(runs),
         ("what", "what", None), ("cards", "cards", "{}"), ("fastest", "fastest", None), ("slowest", "slowest", None),
         ("spread_percent", "spread %", "{:.1f}"), ("outliers", "outliers", None),
     )  # fmt: skip
@@ -253,5 +266,6 @@ def _ranks_table(runs: Sequence[Run]) -> LiveTable:
         ("state", "state", None), ("exit_code", "exit", "{}"), ("core_clock_mhz", "MHz", "{:.0f}"),
         ("power_w", "W", "{:.0f}"), ("temperature_c", "C", "{:.0f}"), ("why", "why", None),
     )  # fmt: skip
-    note = "Clock, power and temperature: right after the rank's measurement."
+    read = any(row[key] is not None for row in rows for key in ("core_clock_mhz", "power_w", "temperature_c"))
+    note = "Clock, power and temperature: right after the rank's measurement." if read else ""
     return LiveTable("Ranks", columns, tuple(rows), note)

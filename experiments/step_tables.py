@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dieplace.experiments.charts import Bar
 from dieplace.experiments.live_table import LiveTable, Row, arm_words, points_of, ranged, spread
+from dieplace.experiments.markup import show_bytes
 from dieplace.run import Run
 
 RESIDENCY = "Bytes by role and domain, audited"
@@ -27,7 +28,8 @@ def time_table(runs: Sequence[Run]) -> LiveTable:
         row: Row = {"run": run.block, "arm": arm_words(run, point, runs), "cache": point.factors.get("cache")}
         for name in names:
             row |= spread(name, point.quantities.get(name))
-        row["moved_mb"] = (point.factors.get("moved_bytes_per_layer") or 0) / 1e6
+        moved_bytes = point.factors.get("moved_bytes_per_layer") or 0
+        row |= {"moved_mb": moved_bytes / 1e6, "moved": show_bytes(moved_bytes)}
         row["evidence"] = (point.residency_before or {}).get("moved_evidence")
         row["time"] = ranged(point.quantities.get("layer_us"), "{:.1f}")
         row["ratio"] = ranged(point.quantities.get("time_over_local"), "{:.3f}")
@@ -35,7 +37,7 @@ def time_table(runs: Sequence[Run]) -> LiveTable:
     several = len({row["evidence"] for row in rows}) > 1
     columns = (
         ("arm", "arm", None),
-        ("moved_mb", "moved MB", "{:.1f}"),
+        ("moved", "moved", "{}"),
         *((("evidence", "these are", None),) if several else ()),
         ("time", "layer us [95 %]", None),
         ("ratio", "x local [95 %]", None),
@@ -44,7 +46,9 @@ def time_table(runs: Sequence[Run]) -> LiveTable:
         ("predicted_together_us", "together us", "{:.1f}"),
         ("predicted_together_over_measured", "of measured", "{:.3f}"),
     )
-    return LiveTable(f"Time of one layer, {runs[0].origin}", columns, tuple(rows), _time_note(runs, rows), _bars(runs))
+    caption = "P marks the prediction." if any(row["predicted_us"] is not None for row in rows) else ""
+    title, note = f"Time of one layer, {runs[0].origin}", _time_note(runs, rows)
+    return LiveTable(title, columns, tuple(rows), note, _bars(runs), caption=caption)
 
 
 def _time_note(runs: Sequence[Run], rows: Sequence[Row]) -> str:
@@ -58,7 +62,7 @@ def _time_note(runs: Sequence[Run], rows: Sequence[Row]) -> str:
     return (
         f"Moved: bytes that a layer reads from the peer{f'; their home is {evidence}' if evidence else ''}."
         f"{f' Caches: {caches}.' if caches else ''} x local: median of pairs; that of local itself is the A/A control."
-        f"{f' Formula: {formula}; P marks it in the chart.' if formula else ''}{notes}"
+        f"{f' Formula: {formula}.' if formula else ''}{notes}"
     )
 
 
@@ -108,10 +112,14 @@ def residency_table(runs: Sequence[Run]) -> LiveTable:
     for run, point in points_of(runs):
         for role, homes in (point.residency_before or {}).get("bytes_by_role_and_domain", {}).items():
             for home, nbytes in homes.items():
-                arm = arm_words(run, point, runs)
-                rows.append({"run": run.block, "arm": arm, "role": role, "home": home, "mb": nbytes / 1e6})
+                told = {"mb": nbytes / 1e6, "bytes": nbytes, "size": show_bytes(nbytes)}
+                arm = {
+                    "arm": arm_words(run, point, runs).removeprefix(f"{run.block} "),
+                    "rank": point.factors.get("rank"),
+                }
+                rows.append({"run": run.block, **arm, "role": role, "home": home, **told})
     columns = (
-        ("run", "run", None), ("arm", "arm", None), ("role", "role", None), ("home", "lies in", None),
-        ("mb", "MB", "{:,.1f}"),
+        ("run", "run", None), ("arm", "arm", None), ("rank", "rank", None), ("role", "role", None),
+        ("home", "lies in", None), ("size", "bytes", "{}"),
     )  # fmt: skip
     return LiveTable(RESIDENCY, columns, tuple(rows))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dieplace.experiments.live_table import run_words
 from dieplace.run import Point, Quantity, Run
 
 ROLES = ("weights", "kv_cache", "sync_flag")
@@ -159,6 +160,30 @@ def verdicts(runs: Sequence[Run]) -> list[str]:
 def left_out(runs: Sequence[Run]) -> dict[str, str]:
     """Blocks that an experiment did not take, with the reason, as its runs say."""
     return {str(block): str(why) for run in runs for block, why in run.facts.get("left_out", {}).items()}
+
+
+def notes(runs: Sequence[Run]) -> list[str]:
+    """What the runs note, each once; one that not all of them hold names those that do."""
+    several = len({run.experiment for run in runs}) > 1
+    held: dict[str, list[Run]] = {}
+    for run in runs:
+        for note in dict.fromkeys(run.notes):
+            held.setdefault(note, []).append(run)
+    return [note if len(of) == len(runs) else f"{_holders(of, runs, several)}: {note}" for note, of in held.items()]
+
+
+def _holders(of: Sequence[Run], runs: Sequence[Run], several: bool) -> str:
+    """`weight-swap, verify gpu0-gpu1`: experiments all of whose runs are among `of`, and the other runs by block."""
+    words: list[str] = []
+    for experiment in dict.fromkeys(run.experiment for run in of):
+        own = [run for run in runs if run.experiment == experiment]
+        named = [run for run in own if any(run is one for one in of)]
+        blocks = [run_words(run, own) for run in named]
+        if several and len(named) == len(own):
+            words.append(experiment)
+        else:
+            words += [f"{experiment} {block}" if several else block for block in blocks]
+    return ", ".join(words)
 
 
 def percent(found: Quantity) -> str:

@@ -209,7 +209,7 @@ def test_a_missing_value_is_told_with_its_reason() -> None:
     run = flags_run()
     lost = replace(run.points[0], quantities={"visibility_ns": Quantity("ns", "measured", None, why="no clock")})
     text = report.page([replace(run, points=(lost, *run.points[1:]))])
-    assert "1 of 3 points: " in text and "(no clock)" in text
+    assert "1 of 4 points: " in text and "(no clock)" in text
 
 
 @pytest.mark.parametrize("hostile", [HOSTILE, "<!--", "</svg><b>", '"><svg/onload=1>', "](http://x) [a"])
@@ -240,7 +240,7 @@ def test_no_name_makes_an_element_in_a_measured_page(link: Run, swap: Run, hosti
     assert made.count("svg") <= before.count("svg")
     for tag, attributes in page.seen:
         assert not {"src", "href", "onload", "onerror"} & set(attributes), tag
-    assert hostile in "".join(page.texts["p"]) and hostile in page.texts["li"]
+    assert hostile in "".join(page.texts["p"]) and f"weight-swap: {hostile}" in page.texts["li"]
     assert "<" not in "".join(page.texts["script"])
     markdown = report.markdown_page(runs)
     assert "<" not in markdown.replace("&lt;", "") and "](" not in markdown.replace("\\](", "")

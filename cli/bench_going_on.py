@@ -30,6 +30,34 @@ _PARAMETERS = {
 }
 
 
+def begun(ctx: click.Context, name: str | None, resume: str | None, *, ranks: bool) -> tuple[str, str | None]:
+    """The experiment to run, and the backend that a run to go on with was begun on; None: it is yet to be chosen.
+
+    Both come from the folder where the command line leaves them out; UsageError where it names another backend.
+    """
+    if name is None and (resume is None or ranks):
+        raise click.MissingParameter(ctx=ctx, param_hint="'NAME'", param_type="argument")
+    if resume is None or ranks:  # each rank's own folder is read in its child
+        return str(name), None
+    from dieplace.cli.options import settings
+    from dieplace.experiments.unfinished import begun_as
+
+    found = begun_as(Path(resume))
+    if found is None and name is not None:
+        return name, None  # refused in a moment, with what else is wrong
+    if found is None:
+        raise UsageError(f"no run is unfinished in {resume}", hint="measure anew: leave --resume out")
+    experiment, backend = found
+    asked = settings(ctx).backend
+    if asked is not None and asked != backend:
+        raise UsageError(
+            f"the unfinished run in {resume} was begun on backend {backend}, and {asked} is named",
+            hint=f"leave --backend out, or name {backend}; measure anew with another --out",
+            differing=["backend"],
+        )
+    return name or experiment, backend
+
+
 def going_on(ctx: click.Context, name: str, options: Options, resume: str | None, out: str | None) -> Options:
     """The options of the run to go on with: those it was begun with; a contradiction on the command line is refused."""
     if resume is None:

@@ -94,6 +94,17 @@ def read(folder: Path | None) -> dict[str, Any] | None:
     return found
 
 
+def begun_as(folder: Path) -> tuple[str, str] | None:
+    """(experiment, backend) of the unfinished run in a folder; None where nothing is unfinished."""
+    found = read(folder)
+    if found is None:
+        return None
+    experiment, backend = (found["identity"].get(key) for key in ("experiment", "backend"))
+    if not isinstance(experiment, str) or not isinstance(backend, str):
+        raise _damaged(folder / FOLDER / "run.json", "it does not name its experiment and backend")
+    return experiment, backend
+
+
 def continued(folder: Path, experiment: str, options: Options, given: Collection[str]) -> Options:
     """The options of the unfinished run in a folder; `given` names those a caller chose anew, which must agree.
 

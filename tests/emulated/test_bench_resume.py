@@ -124,6 +124,30 @@ def test_resume_goes_on_in_the_same_order_with_all_samples(
     assert "no run is unfinished" in capsys.readouterr().err
 
 
+def test_resume_needs_neither_name_nor_backend(
+    cut: dict[str, Any], finish: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both are in the folder; no GPU is looked for to choose a backend."""
+    folder = copied(cut, tmp_path)
+    assert frame.main(["bench", "run", "--resume", str(folder)]) == 0
+    run = Run.load(folder / "gpu0-dpx-nps2.json")
+    assert run.experiment == "verify" and run.facts["stopped"] != "interrupted" and len(run.points) == 8
+    assert not (folder / "unfinished").exists()
+    assert frame.main(["bench", "run", "--resume", str(folder)]) == 2
+    assert "no run is unfinished" in capsys.readouterr().err
+    assert frame.main(["bench", "run"]) == 2 and "Missing argument 'NAME'" in capsys.readouterr().err
+
+
+def test_resume_on_another_backend_is_refused_before_anything_is_measured(
+    cut: dict[str, Any], finish: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(cut, tmp_path)
+    files = {path: path.read_bytes() for path in folder.rglob("*.json")}
+    assert frame.main(["--backend", "emulated", "bench", "run", "--resume", str(folder)]) == 2
+    assert "was begun on backend nvidia, and emulated is named" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.rglob("*.json")} == files
+
+
 @pytest.mark.parametrize(
     ("words", "changed", "keys"),
     [
@@ -194,7 +218,7 @@ def test_another_run_into_the_folder_leaves_the_blocks_alone(cut: dict[str, Any]
     (folder / "gpu0-dpx-nps2.json").unlink()
     assert frame.main(words) == 0
     assert blocks(folder, "2-tokens") >= 6
-    clear(folder, "verify", "emulated")
+    clear(folder, "verify", "nvidia")
     assert not (folder / "unfinished").exists()
 
 

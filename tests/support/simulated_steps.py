@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from dieplace.backends import torch_timing as timing
-from dieplace.experiments import layer_speed, step_bench, step_recipe, step_run
+from dieplace.experiments import layer_speed, step_bench, step_recipe, step_result, step_run
 from dieplace.experiments.step_bench import PlacedLayers
 from dieplace.policy import OBJECT_BYTES
 
@@ -32,6 +32,7 @@ _NOISE = random.Random(7)
 CODE = os.environ.get("SIMULATED_CODE", "ab12")
 DELAY_S = float(os.environ.get("SIMULATED_DELAY_S", "0"))
 DRIVER = os.environ.get("SIMULATED_DRIVER", "1.0")
+AS_NVIDIA = {"backend": "nvidia"}  # the memory is the emulated backend's
 
 
 class SimulatedRig:
@@ -112,6 +113,9 @@ def install(patch: Callable[[Any, str, Any], None], machine: Any) -> None:
     patch(importlib.import_module("dieplace.discover"), "discover", lambda backend: machine)
     patch(torch.cuda, "set_device", lambda index: None)
     patch(torch.cuda, "synchronize", lambda index: None)
+    unfinished, conditions_of = step_run.Unfinished, step_result.conditions_of
+    patch(step_run, "Unfinished", lambda folder, identity, *rest: unfinished(folder, {**identity, **AS_NVIDIA}, *rest))
+    patch(step_result, "conditions_of", lambda *known: conditions_of(*known) | AS_NVIDIA)
     patch(step_run, "gpt_oss", with_flags)
     patch(step_run, "SWEEP_LAYERS", 2)
     patch(step_run, "TorchRig", SimulatedRig)

@@ -93,6 +93,8 @@ def torchrun(environ: Mapping[str, str]) -> Launched | None:
         raise _not_torchruns("MASTER_ADDR", "")
     if numbers["rank"] >= numbers["world_size"] or numbers["local_rank"] >= numbers["local_world_size"]:
         raise _not_torchruns("RANK", f"{numbers['rank']} of {numbers['world_size']}")
+    if not 0 < numbers["port"] < 1 << 16:
+        raise _not_torchruns("MASTER_PORT", str(numbers["port"]))
     served = environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True"
     return Launched(address=address, run_id=run_id, served=served, **numbers)
 

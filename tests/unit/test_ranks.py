@@ -170,3 +170,9 @@ def test_how_a_rank_ended_in_plain_data() -> None:
     gone = RankEnd(3, why="no sign of life").to_json()
     assert gone["state"] == "lost" and gone["exit_code"] is None and gone["exit_code_why"] == "no sign of life"
     assert RankEnd(1, 0, None, 86, "why").to_json()["exit_code"] == 86
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999"])
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    with pytest.raises(UsageError, match=f"MASTER_PORT is '{port}'"):
+        torchrun({**SAID, "MASTER_PORT": port})

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from dieplace.sharing import Exported
 
-# Flags are polled across dies: only the extended-scope class cannot go stale there (memory-locality reference, 2.4).
+# Flags are polled across dies: only the extended-scope class cannot go stale there (Linux,
+# gmc_v9_0.c: such lines of a peer are uncached).
 CLASS_OF_ROLE = {"weights": "coarse", "kv_cache": "coarse", "activation": "coarse", "sync_flag": "uncached"}
 
 

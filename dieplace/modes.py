@@ -1,7 +1,7 @@
 """What a card can become: the mode words and how they are read and printed.
 
 Which modes a card offers is asked of the driver (`Backend.modes`), never of a table: compat tables are
-validation statements, not the driver's accept list (partitioning reference, ROCm docs "GPU partitioning").
+validation statements, not the driver's accept list (ROCm documentation, "GPU partitioning").
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _begin(host: Host, folder: Path, found: Preflight, skip: Sequence[str]) -> B
 def _go_through(drive: Drive, found: Preflight) -> None:
     """Every state in turn. What one of them refuses is kept with the reason, and the next one is tried."""
     host = drive.host
-    drive.begin("looking at the node")
+    drive.begin("preflight", "looking at the node")
     machine = drive.look(None)
     where = drive.bundle.start
     if host.control is not None:
@@ -132,7 +132,7 @@ def _enter(drive: Drive, visit: Visit) -> bool:
     """Switch; False where it was refused. An end that was not verified stops the tour: only the way back is left."""
     control = drive.host.control
     assert control is not None
-    drive.begin(f"switching to {visit}")
+    drive.begin("visit", f"switching to {visit}")
     start = drive.observations[0].facts
     away = drive.host.init_while_away
     try:
@@ -173,7 +173,7 @@ def _lead_back(drive: Drive, found: Preflight) -> DieplaceError | None:
     if control is None or not drive.observations:
         bundle.restored, bundle.restored_said = True, "nothing was changed"
         return None
-    drive.begin("leading the node back")
+    drive.begin("restore", "leading the node back")
     start = drive.observations[0].facts
     try:
         said = modes.lead_back(control, start, drive.permission, drive.detail, found.earlier)

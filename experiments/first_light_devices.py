@@ -24,7 +24,7 @@ POLL_ROUNDS, VISIBILITY_ROUNDS = 20_000, 4_000
 EMULATED_ROUNDS, EMULATED_READERS = 6, 4
 STORE_LAUNCHES = 7  # of each side, in turn: one launch shows no spread
 READERS = 256  # on the devices meant here this puts some on every XCD
-CLOSE_NS = 100.0  # what public notes saw in SPX/NPS2: about 105 ns each way (memory-locality reference, 2.3)
+CLOSE_NS = 100.0  # what public notes saw in SPX/NPS2: about 105 ns each way (sangeeta0201/fleet-chiplet-megakernel)
 STALE = "stale-read"  # the emulator's word for a store that a poll can never see
 AS_SLOW = 1.5  # uncached reads that take so many times as long as plain ones were not answered by a cache
 

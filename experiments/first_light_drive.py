@@ -60,9 +60,9 @@ class Drive:
     ids: dict[str, dict[str, str | None]] = field(default_factory=dict)
     names: Pseudonyms = field(default_factory=Pseudonyms)
 
-    def begin(self, text: str) -> None:
-        """Tell of a step."""
-        self.step(f"{text}, {self.pace.step()}")
+    def begin(self, kind: str, text: str) -> None:
+        """Tell of a step of one of the pace's kinds."""
+        self.step(f"{text}, {self.pace.step(kind)}")
 
     def seen(self) -> Seen:
         """What the questions of the end are told from."""
@@ -89,7 +89,7 @@ class Drive:
         self.ask_devices([one.id for one in wanted if one.place == "devices"], mode)
         for one in wanted:
             if one.place == "node":
-                self.begin(f"asking {one.id} in {mode}")
+                self.begin("question", f"asking {one.id} in {mode}")
                 self.keep(safely(one, self._node_scene(), self.host.origin), mode)
 
     def ask_devices(self, names: Sequence[str], mode: str) -> None:
@@ -101,7 +101,7 @@ class Drive:
                 for said in self.talk(self._request(left), ASK_LIMIT_S):
                     if "asking" in said:
                         asking = str(said["asking"])
-                        self.begin(f"asking {asking} in {mode}")
+                        self.begin("question", f"asking {asking} in {mode}")
                     elif "answer" in said:
                         found = Answer.from_json(said["answer"])
                         self.keep(found, mode)
@@ -150,7 +150,7 @@ class Drive:
 
     def run_experiment(self, name: str, mode: str, *, in_child: bool = True) -> None:
         """Run an experiment and keep its runs as they come; where it cannot run, keep why."""
-        self.begin(f"running {name} in {mode}")
+        self.begin("experiment", f"running {name} in {mode}")
         before = self.bundle.experiments.get(name, Outcome("not-asked"))
         why = self._left_out(name, in_child)
         if why is not None:

@@ -1,8 +1,9 @@
-"""How far first light is, and about how long the rest will take: guesses by kind of step, corrected as it goes."""
+"""About how long the rest of first light will take: guesses by kind of step, corrected by the steps that have ended."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,43 +12,41 @@ from dataclasses import dataclass, field
 GUESSES = {
     "preflight": (3.0, 1.0),
     "visit": (40.0, 2.0),
-    "question": (2.0, 2.0),
-    "experiment": (30.0, 12.0),
+    "question": (2.0, 0.5),
+    "experiment": (30.0, 5.0),
     "restore": (60.0, 3.0),
-    "report": (2.0, 1.0),
 }
 
 
 @dataclass
 class Pace:
-    """Steps by kind, in order; `now` is a clock in seconds."""
+    """The steps that are expected, by kind and in whatever order they come; `now` is a clock in seconds."""
 
     kinds: Sequence[str]
     emulated: bool
     now: Callable[[], float] = time.monotonic
-    done: int = 0
-    begun: float = field(init=False)
+    _begun: Counter[str] = field(default_factory=Counter, init=False)
+    _took: dict[str, list[float]] = field(default_factory=dict, init=False)
+    _under_way: tuple[str, float] | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        self.begun = self.now()
-
-    def step(self) -> str:
-        """Begin the next step and say about how long is left: `about 4 min left`."""
+    def step(self, kind: str) -> str:
+        """End the step under way, begin one of `kind`, and say how long is left: `roughly 4 min left`."""
+        if self._under_way is not None:
+            before, begun = self._under_way
+            self._took.setdefault(before, []).append(self.now() - begun)
         left = self.left_s()
-        self.done = min(self.done + 1, len(self.kinds))
-        return f"about {words(left)} left"
+        self._begun[kind] += 1
+        self._under_way = (kind, self.now())
+        return f"roughly {words(left)} left"
 
     def left_s(self) -> float:
-        """Seconds that the steps not yet begun are guessed to take, at the speed seen so far."""
-        guesses = [GUESSES[kind][1 if self.emulated else 0] for kind in self.kinds]
-        behind, ahead = sum(guesses[: self.done]), sum(guesses[self.done :])
-        if behind <= 0:
-            return ahead
-        spent = self.now() - self.begun
-        # Half weight to the guess until as much again has been seen: the first steps are short and tell little.
-        seen = behind / (behind + ahead)
-        factor = (1 - seen) + seen * spent / behind
-        return ahead * max(factor, 0.1)
+        """Seconds that the steps not yet begun are expected to take."""
+        return sum(max(0, count - self._begun[kind]) * self.each_s(kind) for kind, count in Counter(self.kinds).items())
+
+    def each_s(self, kind: str) -> float:
+        """Seconds of one step: the mean of those of its kind that have ended, and of the guess as one more."""
+        seen = [GUESSES[kind][1 if self.emulated else 0], *self._took.get(kind, ())]
+        return sum(seen) / len(seen)
 
 
 def words(seconds: float) -> str:

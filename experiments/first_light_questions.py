@@ -77,13 +77,12 @@ class Question:
     """One question: who asks (`place`), how, why it matters, and which words can answer it.
 
     `place`: `node` is asked by the process that switches modes and opens no device; `devices` in a process of its own,
-    which opens the runtime; `end` is told from all that was seen. `source` names where the question is written down.
+    which opens the runtime; `end` is told from all that was seen.
     `needs_peer`: it is asked where a device has exactly one peer, which on an MI355X is DPX/NPS2.
     """
 
     id: str
     text: str
-    source: str
     how: str
     why: str
     words: tuple[str, ...]
@@ -96,6 +95,11 @@ class Question:
     def __post_init__(self) -> None:
         if self.place not in PLACES or not self.words:
             raise ValueError(f"{self.id}: asked at {self.place!r}, words {self.words}")
+
+    @property
+    def source(self) -> str:
+        """Where it is written down, with what public documents say of it."""
+        return f"docs/first-light.md#{self.id}"
 
 
 def answered(question: str, word: str, said: str, *, origin: str, value: Any = None, evidence: Any = ()) -> Answer:

@@ -1,6 +1,6 @@
 """What a switch writes down before it acts: the old state, the steps, how far it came, and any pending memory wish.
 
-The driver cannot be asked for a pending memory mode, so this record is the only memory of it (partitioning reference:
+The driver cannot be asked for a pending memory mode, so this record is the only memory of it (Linux,
 amdgpu_gmc.c keeps the request in driver memory; no file shows it, and writing the current mode does not clear it).
 """
 

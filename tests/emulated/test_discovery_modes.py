@@ -209,7 +209,7 @@ def test_the_index_follows_kfd_order_after_one_card_was_switched(tmp_path):
     node = create(tmp_path / "node", mode="SPX/NPS1", cards=3)
     node.write_compute(node.bdfs()[0], "DPX")
     machine = EmulatedBackend(node, environ={}).snapshot()
-    # The switched card's nodes are appended, the other cards close up (partitioning reference, KFD order).
+    # The switched card's nodes are appended, the other cards close up (as kfd_topology.c adds to its list's end).
     assert {d.id: d.runtime_index for d in machine.devices} == {"gpu1/p0": 0, "gpu2/p0": 1, "gpu0/p0": 2, "gpu0/p1": 3}
 
 

@@ -26,6 +26,8 @@ from dieplace.partition.facts import CardFacts, DeviceFacts, NodeFacts
 from dieplace.partition.journal import Journal
 from dieplace.run import Point, Quantity, Run
 
+ROOT = Path(__file__).parents[2]
+
 DIE = 154_610_434_048
 RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results" / "nvidia-h200-x2" / "link"
 
@@ -345,13 +347,43 @@ def test_what_was_not_asked_yet_is_in_the_rows_and_on_the_page(tmp_path: Path) -
 # -- the time left -----------------------------------------------------------------------------------------------------
 
 
+class HandClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def test_the_time_left_follows_the_speed_that_was_seen() -> None:
-    clock = iter([0.0, 500.0]).__next__
+    clock = HandClock()
     pace = Pace(["experiment"] * 4, emulated=False, now=clock)
-    assert pace.left_s() == 120.0
-    pace.done = 2  # 60 s were guessed for what took 500
-    assert pace.left_s() == pytest.approx(60 * (0.5 + 0.5 * 500 / 60))
+    assert pace.left_s() == 120.0 and pace.step("experiment") == "roughly 2 min left"
+    clock.now = 500.0
+    assert pace.step("experiment") == f"roughly {round(3 * (30 + 500) / 2 / 60)} min left"
+    clock.now = 600.0
+    pace.step("experiment")
+    assert pace.left_s() == pytest.approx((30 + 500 + 100) / 3)
     assert words(89.0) == "89 s" and words(240) == "4 min" and words(0.2) == "1 s"
+
+
+def test_the_time_left_knows_steps_by_kind_in_whatever_order_they_come() -> None:
+    """A pace that counted down its list would take the experiments, which come first here, for questions."""
+    clock = HandClock()
+    pace = Pace(["preflight", *["question"] * 8, *["experiment"] * 2, "restore"], emulated=True, now=clock)
+    for seconds in (1.0, 5.0, 5.0):
+        pace.step("preflight" if clock.now == 0 else "experiment")
+        clock.now += seconds
+    pace.step("question")
+    assert pace.left_s() == pytest.approx(7 * 0.5 + 3.0)
+
+
+def test_every_question_is_written_down_where_its_answer_says() -> None:
+    for asked in QUESTIONS:
+        page_, _, anchor = asked.source.partition("#")
+        text = (ROOT / page_).read_text(encoding="utf-8")
+        row = next((line for line in text.splitlines() if f'<a id="{anchor}"></a>' in line), "")
+        assert f"`{asked.id}`" in row and asked.text in row, asked.source
 
 
 def test_not_asked_is_an_answer_too() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from dieplace.experiments.charts_places import Held, Place, places
 from dieplace.experiments.live_table import arm_words, points_of
 from dieplace.experiments.markup import show_bytes
-from dieplace.experiments.report_parts import Drawn, Folded, Heading, Part, Said
+from dieplace.experiments.report_parts import Drawn, Folded, Heading, Part, Said, Tabled
 from dieplace.experiments.report_sections import MOST_OPEN, ROLE_WORDS
 from dieplace.run import Point, Run
 
@@ -26,12 +26,23 @@ def sections(runs: Sequence[Run], level: int) -> list[Part]:
         title = f"{arm_words(run, point, runs)}{_rank_words(point)}: {apart}{evidence}"
         link = _crossing(point)
         picture = places(found, link=link, describe=f"bytes by home, {point.arm}")
-        parts += [Heading(title, level + 1), Drawn(picture, (Said(link.replace("\n", " ")),) if link else ())]
+        instead = [_table(by_role)] if "rank" in point.factors else []  # other runs have a table of all of their arms
+        told = [Said(link.replace("\n", " "))] if link else []
+        parts += [Heading(title, level + 1), Drawn(picture, (*told, *instead))]
     if not parts:
         return []
     most = 2 * MOST_OPEN
     rest = [Folded("more arms", tuple(parts[most:]), of_page=True)] if len(parts) > most else []
     return [Heading(f"Where the bytes lay, from the audit ({runs[0].source})", level), *parts[:most], *rest]
+
+
+def _table(by_role: Mapping[str, Mapping[str, Any]]) -> Tabled:
+    rows = [
+        {"role": ROLE_WORDS.get(role, role), "home": home, "size": show_bytes(nbytes)}
+        for role, homes in by_role.items()
+        for home, nbytes in homes.items()
+    ]
+    return Tabled((("role", "role", None), ("home", "lies in", None), ("size", "bytes", "{}")), rows)
 
 
 def _rank_words(point: Point) -> str:

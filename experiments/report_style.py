@@ -19,7 +19,7 @@ SCROLLING = """
     linear-gradient(to right, var(--edge, #b9c2d0), transparent) left / 14px 100% no-repeat scroll,
     linear-gradient(to left, var(--edge, #b9c2d0), transparent) right / 14px 100% no-repeat scroll; }
 .wide::before { display: none; position: sticky; left: 0; width: max-content; font-size: 12px;
-  color: var(--faint, #555b66); content: "wider than this window: scroll sideways \\2192"; }
+  color: var(--faint, #555b66); content: "goes on to the right: scroll sideways \\2192"; }
 @container scroll-state(scrollable: x) { .wide::before { display: block; } }
 @supports not (container-type: scroll-state) { @media (max-width: 730px) { .wide::before { display: block; } } }
 @media print { .wide { overflow: visible; background: none; } .wide::before { display: none !important; } }

@@ -32,4 +32,10 @@ def _options(ctx: click.Context, environ: Mapping[str, str]) -> str:
         ("--backend", chosen.backend, environ.get("DIEPLACE_BACKEND")),
         ("--node", chosen.node, environ.get("DIEPLACE_NODE")),
     )
-    return "".join(f" {option} {shlex.quote(value)}" for option, value, before in given if value and value != before)
+    return "".join(f" {option} {_quoted(value)}" for option, value, before in given if value and value != before)
+
+
+def _quoted(value: str) -> str:
+    """For a shell; in double quotes where that will do, as texts put whole commands into single ones."""
+    single = shlex.quote(value)
+    return single if single == value or set(value) & set('"$`\\!') else f'"{value}"'

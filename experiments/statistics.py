@@ -85,6 +85,8 @@ def drift(samples: Samples, *, block: int = 5, alpha: float = 0.01) -> Drift:
     values = _checked(samples)
     if len(values) < 2 * block or np.ptp(values) == 0:
         return Drift(False, 1.0, 0.0, 1.0, False, "no drift: too few or equal samples")
+    if not np.median(values) or not np.median(values[block:]):
+        return Drift(False, 1.0, 0.0, 1.0, False, "no drift can be told: the median is zero")
     from scipy import stats  # half a second of imports, which what only reads runs has no use for
 
     order = np.arange(len(values))

@@ -151,3 +151,9 @@ def test_stop_rule_and_refusals() -> None:
         ratio([1.0, 2.0], [1.0], seed=0)
     with pytest.raises(UsageError, match="zero or negative"):
         ratio([0.0, 1.0], [1.0, 1.0], seed=0)
+
+
+def test_no_drift_is_told_of_samples_around_zero() -> None:
+    """A timer too coarse for its work reads 0 most of the time: a share of nothing is no number."""
+    assert drift([0.0] * 12 + [5.0, 5.0]).words == "no drift can be told: the median is zero"
+    assert drift([9.0] * 5 + [0.0] * 4 + [9.0] + [0.0] * 3).words == "no drift can be told: the median is zero"

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from dieplace.experiments.live_tables import LiveTable
     from dieplace.run import Run
 
-MOST_COLUMNS = 7  # more cannot be read in 80 characters
+WIDTH, FIRST_WIDTH, NUMBER_WIDTH = 80, 12, 5
+MOST_TURNED = 12
 MOST_ARMS_ACROSS = 4  # a column each fits 80 characters; more are in the report
 
 
@@ -48,14 +49,35 @@ def live_parts(found: Sequence[LiveTable], payload: dict[str, Any]) -> list[Tabl
             for key, header, form in one.columns
             if any(row.get(key) not in (None, "") for row in one.shown_rows)
         ]
-        if len(columns) > MOST_COLUMNS and all(column.right for column in columns[1:]):  # a column an arm
-            parts += [Prose(f"{one.title}: {len(columns) - 1} columns, in the report or with --json"), ""]
-            continue
-        parts += [
-            Table(columns, list(one.shown_rows), title=one.title, notes=[f"  {one.note}"] if one.note else []),
-            "",
-        ]
+        table = Table(columns, list(one.shown_rows), title=one.title, notes=[f"  {one.note}"] if one.note else [])
+        if all(column.right for column in columns[1:]) and not _fits(columns):  # a column an arm
+            table = turned(table)
+            if not _fits(table.columns):
+                parts += [Prose(f"{one.title}: {len(columns) - 1} columns, in the report or with --json"), ""]
+                continue
+        parts += [table, ""]
     return [*parts, *map(Prose, payload["verdicts"]), "", *(Prose(f"note: {note}") for note in payload["notes"])]
+
+
+def turned(table: Table) -> Table:
+    """The table with its columns as rows; the headers of numbers must end in one unit, which the title then has."""
+    first, *rest = table.columns
+    unit = rest[0].header.rpartition(" ")[2]
+    heads = [Column("arm", "arm")] + [
+        Column(str(number), str(row[first.key]), right=True, show=rest[0].show) for number, row in enumerate(table.rows)
+    ]
+    rows = [
+        {"arm": column.header.removesuffix(f" {unit}")}
+        | {str(number): row.get(column.key) for number, row in enumerate(table.rows)}
+        for column in rest
+    ]
+    return Table(heads, rows, title=f"{table.title}, {unit}", notes=table.notes)
+
+
+def _fits(columns: Sequence[Column]) -> bool:
+    """Whether 80 characters hold a first column of 16 and no header of the others broken within a word."""
+    longest = (max(max(map(len, column.header.split())), NUMBER_WIDTH) for column in columns[1:])
+    return len(columns) <= MOST_TURNED and FIRST_WIDTH + sum(2 + width for width in longest) <= WIDTH
 
 
 def _term_table(rows: Sequence[dict[str, Any]], title: str) -> Table:

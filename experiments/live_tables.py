@@ -6,7 +6,8 @@ one, so that a run of an experiment that this release does not know can still be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dieplace.experiments import generic_tables, link_tables, step_tables
@@ -40,7 +41,7 @@ def _tables(runs: Sequence[Run]) -> list[LiveTable]:
     if runs[0].experiment == "link":
         return [link_tables.latency_table(runs), link_tables.rate_table(runs)]
     if step_tables.is_step(runs):
-        return [step_tables.time_table(runs), step_tables.stage_table(runs), step_tables.residency_table(runs)]
+        return [step_tables.time_table(runs), *step_tables.stage_tables(runs), step_tables.residency_table(runs)]
     return [*generic_tables.tables(runs), step_tables.residency_table(runs)]
 
 
@@ -50,7 +51,26 @@ def sentences(runs: Sequence[Run]) -> list[str]:
         from dieplace.experiments import scale_out_tables
 
         return scale_out_tables.sentences(runs)
-    return [words for run in runs for point in run.points for words in _sentences(runs, run, point)]
+    found = [words for run in runs for point in run.points for words in _sentences(runs, run, point)]
+    return [*found, *(words for run in runs for words in _drifts(runs, run))]
+
+
+def _drifts(runs: Sequence[Run], run: Run) -> Iterator[str]:
+    """One sentence a run of the arms whose samples moved with their order; each is tested by itself, at 1 in 100."""
+    told = run.facts.get("drift")
+    if not isinstance(told, Mapping):
+        return
+    found = {str(arm): spaced(str(words)) for arm, words in told.items() if not str(words).startswith("no drift")}
+    if found:
+        which = f"{words} " if (words := run_words(run, runs)) else ""
+        arms = "; ".join(f"{arm}: {words}" for arm, words in found.items())
+        many = f"{len(found)} of {len(told)} series of samples moved with time"
+        yield f"{run.origin}: {which}{many} (by chance 1 in 100 would seem to): {arms}"
+
+
+def spaced(text: str) -> str:
+    """`+5.4%`, as earlier releases wrote it into runs, as `+5.4 %`."""
+    return re.sub(r"(?<=\d)%", " %", text)
 
 
 def _sentences(runs: Sequence[Run], run: Run, point: Point) -> Iterator[str]:
@@ -65,25 +85,35 @@ def _sentences(runs: Sequence[Run], run: Run, point: Point) -> Iterator[str]:
     ratios = {n: q for n, q in point.quantities.items() if n.startswith("time_over_") and q.value is not None}
     for name, ratio in ratios.items():
         if not ratio.method.startswith("A/A"):
-            against = "" if name in ("time_over_local", "time_over_near") else f", against {_base(name)}"
-            yield f"{run.origin}: {what} is {_verdict(run, point, ratio)}{against}"
+            yield f"{run.origin}: {what} {_verdict(run, point, ratio, _base(run, point, name))}"
 
 
 def _arm(runs: Sequence[Run], run: Run, point: Point) -> str:
     return f"{run.block} {point.arm}" if len(runs) == 1 else arm_words(run, point, runs)
 
 
-def _base(name: str) -> str:
+def _base(run: Run, point: Point, name: str) -> str:
+    """What a ratio is to: of decode steps the first arm of the point's case, `8K local`; else what the name says."""
+    if name == "time_over_local":
+        found = [p for p in run.points if _is_control(p.quantities.get(name)) and _same_case(p, point)]
+        return found[0].arm if found else "local"
     return name.removeprefix("time_over_").replace("_", " ")
 
 
-def _verdict(run: Run, point: Point, ratio: Quantity) -> str:
+def _same_case(one: Point, other: Point) -> bool:
+    return one.factors.get("case") == other.factors.get("case")
+
+
+def _verdict(run: Run, point: Point, ratio: Quantity, base: str) -> str:
     from dieplace.experiments.statistics import MIN_PAIRS, Estimate, verdict
 
     assert ratio.value is not None
     count = len(_samples(point)) or MIN_PAIRS  # a run of another release may keep ratios alone
-    found = Estimate(ratio.value, ratio.low, ratio.high, count, ratio.method)
-    return verdict(found, control=_control(run, point), clock_share=run.facts.get("clock_share")).words
+    estimate = Estimate(ratio.value, ratio.low, ratio.high, count, ratio.method)
+    found = verdict(estimate, control=_control(run, point), clock_share=run.facts.get("clock_share"))
+    if found.kind == "no difference":
+        return f"shows {found.words} from {base}"
+    return f"is {found.words}" + (f" than {base}" if found.kind in ("slower", "faster") else "")
 
 
 def _control(run: Run, point: Point) -> Estimate | None:
@@ -94,14 +124,14 @@ def _control(run: Run, point: Point) -> Estimate | None:
         (p, q) for p in run.points for n, q in p.quantities.items() if n.startswith("time_over_") and _is_control(q)
     ]
     for other, ratio in found:
-        of_case = other.factors.get("case") == point.factors.get("case")
-        if (other.factors == point.factors if run.experiment == "link" else of_case) and ratio.value is not None:
+        of_case = other.factors == point.factors if run.experiment == "link" else _same_case(other, point)
+        if of_case and ratio.value is not None:
             return Estimate(ratio.value, ratio.low, ratio.high, len(_samples(other)), ratio.method)
     return None
 
 
-def _is_control(quantity: Quantity) -> bool:
-    return quantity.value is not None and quantity.method.startswith("A/A")
+def _is_control(quantity: Quantity | None) -> bool:
+    return quantity is not None and quantity.value is not None and quantity.method.startswith("A/A")
 
 
 def _samples(point: Point) -> tuple[float, ...]:

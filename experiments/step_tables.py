@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dieplace.experiments.charts import Bar
-from dieplace.experiments.live_table import LiveTable, Row, arm_words, points_of, ranged, spread
+from dieplace.experiments.live_table import LiveTable, Row, arm_words, points_of, ranged, run_words, spread
 from dieplace.experiments.markup import show_bytes
 from dieplace.run import Run
 
@@ -31,8 +31,10 @@ def time_table(runs: Sequence[Run]) -> LiveTable:
         moved_bytes = point.factors.get("moved_bytes_per_layer") or 0
         row |= {"moved_mb": moved_bytes / 1e6, "moved": show_bytes(moved_bytes)}
         row["evidence"] = (point.residency_before or {}).get("moved_evidence")
-        row["time"] = ranged(point.quantities.get("layer_us"), "{:.1f}")
+        row["time"] = ranged(point.quantities.get("layer_us"), "{:,.1f}")
         row["ratio"] = ranged(point.quantities.get("time_over_local"), "{:.3f}")
+        row["foretold"] = _foretold(row, "predicted")
+        row["foretold_together"] = _foretold(row, "predicted_together")
         rows.append(row)
     several = len({row["evidence"] for row in rows}) > 1
     columns = (
@@ -41,28 +43,32 @@ def time_table(runs: Sequence[Run]) -> LiveTable:
         *((("evidence", "these are", None),) if several else ()),
         ("time", "layer us [95 %]", None),
         ("ratio", "x local [95 %]", None),
-        ("predicted_us", "predicted us", "{:.1f}"),
-        ("predicted_over_measured", "of measured", "{:.3f}"),
-        ("predicted_together_us", "together us", "{:.1f}"),
-        ("predicted_together_over_measured", "of measured", "{:.3f}"),
+        ("foretold", "predicted us (share)", None),
+        ("foretold_together", "together us (share)", None),
     )
     caption = "P marks the prediction." if any(row["predicted_us"] is not None for row in rows) else ""
     title, note = f"Time of one layer, {runs[0].origin}", _time_note(runs, rows)
     return LiveTable(title, columns, tuple(rows), note, _bars(runs), caption=caption)
 
 
+def _foretold(row: Row, name: str) -> str | None:
+    """`212.5 (1.058)`: the predicted time, and what it is of the measured one; two columns more do not fit 80."""
+    time, share = row[f"{name}_us"], row[f"{name}_over_measured"]
+    return None if time is None else f"{time:,.1f}" if share is None else f"{time:,.1f} ({share:.3f})"
+
+
 def _time_note(runs: Sequence[Run], rows: Sequence[Row]) -> str:
     told = runs[0].facts.get("prediction", {})
     formula = str(told.get("formula", ""))
     if any(row["predicted_together_us"] is not None for row in rows):
-        formula += f"; together: {told.get('together_formula', '')}"
+        formula += f". Together: a second prediction, {told.get('together_formula', '')}"
     evidence = rows[0]["evidence"] if len({row["evidence"] for row in rows}) == 1 else None
     caches = ", ".join(dict.fromkeys(str(row["cache"]) for row in rows if row["cache"]))
     notes = "".join(f" {note}." for note in dict.fromkeys(note for _, point in points_of(runs) for note in point.notes))
     return (
         f"Moved: bytes that a layer reads from the peer{f'; their home is {evidence}' if evidence else ''}."
         f"{f' Caches: {caches}.' if caches else ''} x local: median of pairs; that of local itself is the A/A control."
-        f"{f' Formula: {formula}.' if formula else ''}{notes}"
+        f"{f' Formula: {formula}; its share is of the measured time.' if formula else ''}{notes}"
     )
 
 
@@ -74,27 +80,28 @@ def _bars(runs: Sequence[Run]) -> tuple[Bar, ...]:
         if time.value is not None:
             marks = () if predicted is None or predicted.value is None else (("P", predicted.value),)
             label = arm_words(run, point, runs)
-            found.append(Bar(label, time.value, time.low, time.high, marks, f"{time.value:.1f} us"))
+            found.append(Bar(label, time.value, time.low, time.high, marks, f"{time.value:,.1f} us"))
     return tuple(found)
 
 
-def stage_table(runs: Sequence[Run]) -> LiveTable:
-    """One row a stage, one column an arm; null where events in a graph do not tell."""
+def stage_tables(runs: Sequence[Run]) -> list[LiveTable]:
+    """A table a run, for runs may have stages of their own: one row a stage, one column an arm; null where events in a
+    graph do not tell."""
+    return [_stage_table(run, run_words(run, runs)) for run in runs]
+
+
+def _stage_table(run: Run, name: str) -> LiveTable:
     rows: dict[str, Row] = {}
-    arms: dict[str, str] = {}
     whys: dict[str, None] = {}
-    for number, run in enumerate(runs):
-        for place, point in enumerate(run.points):
-            key = f"us_{number}_{place}"
-            arms[key] = arm_words(run, point, runs)
-            for stage in point.stages:
-                rows.setdefault(str(stage["stage"]), {"stage": stage["stage"]})[key] = stage.get("us")
-                if stage.get("us") is None:
-                    whys.setdefault(str(stage.get("us_why")))
-    columns = (("stage", "stage", None), *((key, f"{name} us", "{:.1f}") for key, name in arms.items()))
+    for place, point in enumerate(run.points):
+        for stage in point.stages:
+            rows.setdefault(str(stage["stage"]), {"stage": stage["stage"]})[f"us_{place}"] = stage.get("us")
+            if stage.get("us") is None:
+                whys.setdefault(str(stage.get("us_why")))
+    arms = ((f"us_{place}", f"{point.arm} us", "{:,.1f}") for place, point in enumerate(run.points))
     told = "".join(f" Empty where: {why}." for why in whys)
-    title = f"Where a layer's time goes, {runs[0].origin}"
-    return LiveTable(title, columns, tuple(rows.values()), stage_note(runs) + told)
+    title = f"Where a layer's time goes{f', {name}' if name else ''}, {run.origin}"
+    return LiveTable(title, (("stage", "stage", None), *arms), tuple(rows.values()), stage_note([run]) + told)
 
 
 def stage_note(runs: Sequence[Run]) -> str:

@@ -75,7 +75,7 @@ def stage_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
         found[name]["repeats"] += stage["repeats"]
     rows = list(found.values())
     columns = [column_key(run, point) for run, point in points(runs)]
-    total = {"stage": "token", "repeats": None, **{c: sum(row.get(c, 0.0) for row in rows) for c in columns}}
+    total = {"stage": step_word(runs), "repeats": None, **{c: sum(row.get(c, 0.0) for row in rows) for c in columns}}
     return [*rows, total]
 
 

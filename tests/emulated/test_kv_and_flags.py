@@ -234,6 +234,6 @@ def test_caches_and_flags_print_what_they_are(machine: Machine) -> None:
     device = machine.device("gpu0/p1")
     kv = device.kv_cache(layers=36, kv_heads=8, head_dim=64, tokens=8192, page_tokens=16)
     kv.reserve(5)
-    want = f"KVCache(36 layers, 5 of 8192 tokens, 512 pages of 16 tokens, {36 * 8192 * 2048} bytes, gpu0/mem1)"
+    want = f"KVCache(36 layers, 5 of 8192 tokens, 512 pages of 16 tokens, {36 * 8192 * 2048:,} bytes, gpu0/mem1)"
     assert repr(kv) == want
     assert repr(device.sync_flags(64, policy="peer")) == "SyncFlags(64 flags, uncached, gpu0/mem0)"

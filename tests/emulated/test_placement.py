@@ -176,7 +176,7 @@ def test_an_allocator_that_spills_and_says_nothing_is_caught(dpx: Machine) -> No
     hbm = dpx.require_session("break").memory.hbm  # type: ignore[attr-defined]
     before = used(dpx)
     hbm.divert_next(40 * gib, "gpu0/mem1")
-    with pytest.raises(DomainFull, match=f"{40 * gib} of them in gpu0/mem1"):
+    with pytest.raises(DomainFull, match=f"{40 * gib:,} of them in gpu0/mem1"):
         dpx.allocate(93 * gib, device="gpu0/p0", policy=Policy.local(), role="weights")
     assert used(dpx) == before
     hbm.divert_next(40 * gib, "gpu0/mem1")

@@ -20,7 +20,7 @@ class Launch:
     """What all ranks agreed on first: the folder, and a word that tells this launch from others in the same folder."""
 
     folder: Path
-    session: str
+    launch_id: str
 
     def rank_folder(self, rank: int) -> Path:
         """Where a rank saves its own runs."""
@@ -120,7 +120,7 @@ def with_place(run: Run, launched: Launched, launch: Launch, cards: Mapping[str,
         "rank": launched.rank,
         "world_size": launched.world_size,
         "node": launched.node,
-        "session": launch.session,
+        "launch_id": launch.launch_id,
         **{key: list(cards[key]) for key in ("cards", "bdfs", "parts")},
     }
     return replace(run, facts={**run.facts, "rank": place})

@@ -49,8 +49,8 @@ def take_part(
     where the rank that was merging is.
     """
     board = Board(launched)
-    session, _, folder = board.agree("launch", f"{proposal.session} {proposal.folder}").partition(" ")
-    launch = Launch(Path(folder), session)
+    launch_id, _, folder = board.agree("launch", f"{proposal.launch_id} {proposal.folder}").partition(" ")
+    launch = Launch(Path(folder), launch_id)
     rank = _Rank(launched, board, launch, answer, limits or Limits(), say, start(work(launch)))
     for number in ENDING:
         signal.signal(number, rank.on_signal)

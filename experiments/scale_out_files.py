@@ -27,11 +27,11 @@ def merge_folder(folder: Path) -> list[Run]:
         why = _why_no_place(run.facts.get("rank"))
         if why is not None:
             raise UsageError(f"{path} does not say of which rank it is: {why}", hint="name run files, not the folder")
-        taken.setdefault(str(run.facts["rank"]["session"]), []).append(run)
+        taken.setdefault(str(run.facts["rank"]["launch_id"]), []).append(run)
     if not taken:
         raise UsageError(f"there is no run of a rank in {folder}", hint="name the folder of a launch by torchrun")
-    session = max(taken, key=lambda one: max(run.created for run in taken[one]))
-    merged = merge(_ends(taken[session]), Launch(folder, session))
+    last = max(taken, key=lambda one: max(run.created for run in taken[one]))
+    merged = merge(_ends(taken[last]), Launch(folder, last))
     return [check_shape(run, f"{folder}, merged,") for run in merged]
 
 
@@ -45,8 +45,8 @@ def _why_no_place(place: Any) -> str | None:
             return f"its {key} is {value!r:.40}"
     if place["rank"] >= place["world_size"]:
         return f"it is rank {place['rank']} of {place['world_size']}"
-    if not isinstance(place.get("session"), str):
-        return "its session is no text"
+    if not isinstance(place.get("launch_id"), str):
+        return "its launch_id is no text"
     for key in ("cards", "bdfs", "parts"):
         names = place.get(key)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

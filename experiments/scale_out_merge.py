@@ -94,7 +94,7 @@ def _merged(block: str, members: list[tuple[RankEnd, Run]], ends: Sequence[RankE
         notes=_notes(members, ends),
         facts={
             "experiment": first.experiment,
-            "session": launch.session,
+            "launch_id": launch.launch_id,
             "world_size": len(ends),
             "rule": outliers.RULE,
             "ranks": [_rank_facts(end, dict((e.rank, r) for e, r in members)) for end in ends],

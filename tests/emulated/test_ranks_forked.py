@@ -156,11 +156,11 @@ def test_gone_on_with_only_the_missing_rank_measures_again(launches: dict[str, A
     assert ["measuring" in text for text in launch["err"]] == [False] * 4  # only rank 0 shows progress, and had a run
     run = json.loads(Path(answer["runs"][0]).read_text())
     assert [p["factors"]["rank"] for p in run["points"]] == [0, 1, 2, 3]
-    sessions = {
-        json.loads(path.read_text())["facts"]["rank"]["session"]
+    launch_ids = {
+        json.loads(path.read_text())["facts"]["rank"]["launch_id"]
         for path in Path(launch["folder"]).glob("rank-*/*.json")
     }
-    assert sessions == {run["facts"]["session"]}
+    assert launch_ids == {run["facts"]["launch_id"]}
 
 
 def test_without_torchrun_no_rank_stays_behind(launches: dict[str, Any]) -> None:

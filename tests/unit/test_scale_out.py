@@ -19,7 +19,7 @@ from dieplace.experiments.run_shape import check_shape
 from dieplace.experiments.scale_out_files import merge_folder
 from dieplace.run import Point, Quantity, Run
 
-LAUNCH = Launch(Path("/nowhere"), "session")
+LAUNCH = Launch(Path("/nowhere"), "launch-1")
 
 
 def _cards(*names: str) -> dict[str, Any]:
@@ -164,9 +164,9 @@ def test_a_damaged_merged_run_is_told_in_a_sentence(tmp_path: Path, capsys: Any,
     assert "is no complete scale-out run" in capsys.readouterr().err
 
 
-def _placed(run: Run, rank: int, world: int, session: str = "s") -> Run:
+def _placed(run: Run, rank: int, world: int, launch_id: str = "s") -> Run:
     place = Launched(rank, world, rank, world, 0, "h", 1, "id", 0)
-    return with_place(run, place, Launch(Path("x"), session), _cards(f"gpu{rank}"))
+    return with_place(run, place, Launch(Path("x"), launch_id), _cards(f"gpu{rank}"))
 
 
 def test_rank_files_without_a_merged_run_are_merged_when_shown(tmp_path: Path, capsys: Any) -> None:

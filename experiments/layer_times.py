@@ -8,6 +8,7 @@ the second is what leaving the stage out would save.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from dieplace.experiments.layer_speed import (
     triton_stages,
     workspace,
 )
-from dieplace.experiments.timed_cases import Speed, WrongResult, timed
+from dieplace.experiments.timed_cases import OTHER_BYTES, Speed, WrongResult, timed
 
 LAYER, ONE_LAUNCH_AN_OP, TORCH = "layer, Triton ops", "layer, Triton ops, one launch an op", "layer, torch ops"
 TORCH_LAYERS = 4  # their dequantised experts take 4 GB each
@@ -73,7 +74,8 @@ def _torch_speed(layers: Sequence[Layer], w: dict[str, Any], nbytes: int) -> Spe
     from dieplace.experiments.torch_layer import dequantised, dequantised_experts, torch_layer
 
     matrices = [dequantised_experts(layer, dequantised(layer)) for layer in layers]
-    return timed(TORCH, nbytes, [partial(torch_layer, layer, m, w) for layer, m in zip(layers, matrices, strict=True)])
+    found = timed(TORCH, nbytes, [partial(torch_layer, layer, m, w) for layer, m in zip(layers, matrices, strict=True)])
+    return replace(found, no_rate=OTHER_BYTES)
 
 
 def _agree(layers: Sequence[Layer], fused: Sequence[Stages], single: Sequence[Stages], w: dict[str, Any]) -> None:

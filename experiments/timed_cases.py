@@ -16,6 +16,7 @@ from dieplace.errors import DieplaceError
 
 REPLAYS, WARM_REPLAYS = 25, 3
 NO_BYTES = "moves next to no bytes"
+OTHER_BYTES = "reads bf16 copies of these weights: a rate of the packed bytes would be of bytes that it does not read"
 
 
 class WrongResult(DieplaceError):
@@ -26,12 +27,13 @@ class WrongResult(DieplaceError):
 
 @dataclass(frozen=True)
 class Speed:
-    """One timed case: bytes that must move for a launch, and every sample in ns."""
+    """One timed case: bytes that must move for a launch, and every sample in ns. `no_rate` says why it has no rate."""
 
     name: str
     bytes_per_launch: int
     launches_per_replay: int
     samples_ns: tuple[float, ...]
+    no_rate: str | None = None
 
     @property
     def median_ns(self) -> float:
@@ -40,8 +42,8 @@ class Speed:
 
     @property
     def gb_per_s(self) -> float | None:
-        """Bytes over median time; None where next to none move: a rate would say nothing."""
-        return self.bytes_per_launch / self.median_ns if self.bytes_per_launch else None
+        """Bytes over median time; None where next to none move, or others than these: a rate would say nothing."""
+        return self.bytes_per_launch / self.median_ns if self.bytes_per_launch and self.no_rate is None else None
 
 
 def timed(name: str, nbytes: int, launches: Sequence[Callable[[], object]], replays: int = REPLAYS) -> Speed:
@@ -64,8 +66,9 @@ def rows(speeds: Sequence[Speed], ceiling: Speed) -> list[dict[str, Any]]:
     for speed in speeds:
         rate = speed.gb_per_s
         row = {**asdict(speed), "median_ns": speed.median_ns, "gb_per_s": rate}
+        why = row.pop("no_rate") or NO_BYTES
         row["of_ceiling"] = None if rate is None else rate / top
-        found.append(row if rate is not None else {**row, "gb_per_s_why": NO_BYTES, "of_ceiling_why": NO_BYTES})
+        found.append(row if rate is not None else {**row, "gb_per_s_why": why, "of_ceiling_why": why})
     return found
 
 

@@ -34,8 +34,9 @@ def test_rates_and_shares_follow_from_the_samples() -> None:
     ceiling = max(rate for name, rate in rates.items() if name == "torch copy_" or name.startswith("streaming read"))
     for name, case in found.items():
         assert len(case["samples_ns"]) >= 20
-        if name not in moving:
+        if name not in moving or case["gb_per_s"] is None:  # the torch layer reads other bytes than its row counts
             assert case["gb_per_s"] is None and case["of_ceiling"] is None and case["gb_per_s_why"]
+            assert name not in moving or name == "layer, torch ops"
             continue
         assert case["gb_per_s"] == pytest.approx(rates[name])
         assert case["of_ceiling"] == pytest.approx(rates[name] / ceiling)

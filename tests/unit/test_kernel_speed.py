@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from dieplace.backends.nvidia import telemetry
 from dieplace.backends.readings import Reading
 from dieplace.experiments.kernel_speed import _require_rows, conditions, result, table
 from dieplace.experiments.layer_speed import Layer, stage_bytes
-from dieplace.experiments.timed_cases import NO_BYTES, Speed, WrongResult, rows
+from dieplace.experiments.timed_cases import NO_BYTES, OTHER_BYTES, Speed, WrongResult, rows
 from dieplace.kernels import registry
 
 
@@ -25,6 +26,13 @@ def test_a_rate_is_bytes_over_the_median_and_none_without_bytes() -> None:
     assert read["gb_per_s"] == 4.0 and read["of_ceiling"] == 0.5 and "gb_per_s_why" not in read
     assert norm["gb_per_s"] is None and norm["of_ceiling"] is None
     assert norm["gb_per_s_why"] == norm["of_ceiling_why"] == NO_BYTES
+
+
+def test_a_case_that_reads_other_bytes_has_no_rate_and_says_why() -> None:
+    """The torch layer multiplies bf16 copies: its time stays, a rate of the packed bytes is no fact about it."""
+    (row,) = rows([replace(speed("torch", 8000, 1000.0), no_rate=OTHER_BYTES)], speed("top", 8000, 1000.0))
+    assert row["gb_per_s"] is None and row["of_ceiling"] is None and row["median_ns"] == 1000.0
+    assert row["gb_per_s_why"] == row["of_ceiling_why"] == OTHER_BYTES and "no_rate" not in row
 
 
 def test_floors_are_bytes_at_the_faster_of_copy_and_read() -> None:

@@ -197,11 +197,18 @@ def _other_domain(machine: Machine, domain: Domain) -> Domain:
         others = [d for d in machine.domains if d.card is not None and d.id != domain.id]
     if len(others) == 1:
         return others[0]
-    names = ", ".join(d.id for d in others) or "none"
+    where = "machine" if machine.backend == "nvidia" or domain.card is None else "card"
+    found = (
+        f"the {where} has several others: {', '.join(d.id for d in others)}"
+        if others
+        else (f"it is the only memory domain of the {where}")
+    )
     raise PlacementError(
-        f"no single peer of {domain.id}: other domains of the card are {names}",
+        f"no single peer of {domain.id}: {found}",
         hint="name the domain with on(DOMAIN)"
         if others
+        else "a peer takes a second GPU"
+        if machine.backend == "nvidia"
         else "switch to a mode with two memory ranges, such as DPX/NPS2",
         domain=domain.id,
         others=[d.id for d in others],

@@ -78,7 +78,7 @@ def _throttle(gpu: Mapping[str, Any]) -> str:
 def _sentences(run: Run) -> Iterator[str]:
     share = _number(run.facts.get("clock_share"))
     if share is not None:
-        yield f"Clocks after the measurement at {share:.0%} of the highest."
+        yield f"Clocks after the measurement at {share * 100:.0f} % of the highest."
     if isinstance(run.facts.get("stopped"), str):
         yield f"Measuring ended: {run.facts['stopped']}."
     drifts = run.facts.get("drift")

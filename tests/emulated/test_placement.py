@@ -68,7 +68,7 @@ def test_nps1_is_local_without_a_guarantee_and_strict_refuses(nodes: dict[str, E
     assert "0 and 1" in found.note
     with pytest.raises(PlacementError, match="DPX/NPS2"):
         resolve(Policy.local(strict=True), spx, whole)
-    with pytest.raises(PlacementError, match="no single peer"):
+    with pytest.raises(PlacementError, match="no single peer of gpu0/mem0: it is the only memory domain of the card"):
         resolve(Policy.peer(), spx, whole)
 
 

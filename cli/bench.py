@@ -155,7 +155,7 @@ def run_experiment(
             first_light.run_first_light(ctx, backend_of(ctx), folder, **chosen)
         return
     experiment = registry.get(name)
-    backend, options = begun_on or backend_of(ctx), asked()
+    backend, options = begun_on or backend_of(ctx, experiment), asked()
     options = replace(options, consent=_agreed(ctx, experiment, backend, options, yes=yes))
     options = going_on(ctx, name, options, resume, out)
     with run_folder(name, resume or out, again=resume is not None) as folder:

@@ -26,12 +26,31 @@ class Taken:
     cut_short: bool = False
 
 
-def backend_of(ctx: click.Context) -> str:
-    """The backend that was named, else the first of those on hardware that is there."""
+def backend_of(ctx: click.Context, experiment: Experiment | None = None) -> str:
+    """The backend that was named, else the first of those on hardware that is there.
+
+    Where there is none, only those are suggested on which the experiment can run.
+    """
     from dieplace.cli.options import settings
     from dieplace.discover import open_backend
+    from dieplace.errors import NoBackend
 
-    return settings(ctx).backend or open_backend().name
+    named = settings(ctx).backend
+    if named is not None or experiment is None:
+        return named or open_backend().name
+    try:
+        return open_backend().name
+    except NoBackend as error:
+        other = [name for name in ("emulated", "cpu") if experiment.cannot(name) is None]
+        hint = (
+            f"name another backend: --backend {' or '.join(other)}"
+            if other
+            else (
+                f"run {experiment.name} where there is a GPU; on an emulated node it cannot run: "
+                f"{experiment.cannot('emulated')}"
+            )
+        )
+        raise NoBackend(error.message, hint=hint, **error.facts) from error
 
 
 def measure(

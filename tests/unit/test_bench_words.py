@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 
 from dieplace.cli import main as frame
+from dieplace.errors import NoBackend
 
 RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
 RUN = str(RESULTS / "emulated-mi355x" / "weight-swap" / "dpx-nps2.json")
@@ -31,6 +33,23 @@ def test_refused(
     assert frame.main(list(words)) == code
     assert said in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize(("name", "works"), [("link", False), ("flags", True), ("weight-swap", True)])
+def test_without_a_gpu_only_what_can_work_is_suggested(
+    name: str, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def none() -> None:
+        raise NoBackend("no accelerator was found", hint="--backend emulated, cpu, or replayed", reasons={})
+
+    monkeypatch.setattr(importlib.import_module("dieplace.discover"), "open_backend", none)  # a function has its name
+    assert frame.main(["bench", "run", name]) == NoBackend.exit_code
+    said = capsys.readouterr().err
+    assert "no accelerator was found" in said and ("--backend emulated" in said) == works
+    assert "replayed" not in said and "cpu" not in said
+    assert works or "where there is a GPU" in said
 
 
 def test_a_label_that_is_no_utf8_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

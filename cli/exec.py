@@ -160,9 +160,14 @@ def _verify(ctx: click.Context, prepared: tuple[Prepared, ...], command: tuple[s
         ctx.exit(1)
 
 
+def _grouped(text: str) -> str:
+    """A count of bytes in groups of digits; other texts, PCI addresses among them, as they are."""
+    return f"{int(text):,}" if text.isdecimal() and not text.startswith("0") else text
+
+
 def _checks(checks: list[Check]) -> list[Table | str]:
-    columns = [Column("label", "for"), Column("what", "what"), Column("planned", "planned"), Column("seen", "seen"),
-               Column("ok", "ok")]  # fmt: skip
+    columns = [Column("label", "for"), Column("what", "what"), Column("planned", "planned", show=_grouped),
+               Column("seen", "seen", show=_grouped), Column("ok", "ok")]  # fmt: skip
     words = {True: "yes", False: "NO", None: "not asked"}
     return [Table(columns, [{**vars(check), "ok": words[check.ok]} for check in checks])]
 

@@ -79,7 +79,7 @@ def _devices(prepared: Prepared, answer: dict[str, Any]) -> list[Check]:
         checks.append(Check(label, f"{device.id} CUs", str(device.cus or "not known"), str(found["cus"]), same))
         if device.memory_limit_bytes is not None:
             near = abs(found["bytes"] - device.memory_limit_bytes) <= MEMORY_TOLERANCE * device.memory_limit_bytes
-            told = f"{device.memory_limit_bytes:,}", f"{found['bytes']:,}"
+            told = str(device.memory_limit_bytes), str(found["bytes"])
             checks.append(Check(label, f"{device.id} bytes", *told, near))
     return checks
 

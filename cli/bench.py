@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dieplace.cli import first_light, render
-from dieplace.cli.bench_files import held_words, load_runs, one_run, run_folder
+from dieplace.cli.bench_compare import compare
+from dieplace.cli.bench_files import held_words, load_runs, run_folder
 from dieplace.cli.bench_going_on import begun, going_on, interrupted, nothing_kept
 from dieplace.cli.bench_measure import backend_of, measure
-from dieplace.cli.bench_tables import live_parts, one_decimal, tables
+from dieplace.cli.bench_tables import live_parts, tables
 from dieplace.cli.options import BACKENDS
-from dieplace.cli.partition_options import finite
-from dieplace.cli.table import Column, Prose, Table, wrapped
+from dieplace.cli.table import Column, Table, wrapped
 
 if TYPE_CHECKING:
     from dieplace.experiments.registry import Experiment, Options
@@ -180,7 +180,7 @@ def show(ctx: click.Context, runs: tuple[str, ...]) -> None:
         first_light.show_bundle(ctx, bundle)
         return
     found = load_runs(runs)
-    report.check_together(found, held_words(runs))
+    report.check_together(found, partial(held_words, runs))
     _show(ctx, "bench-show/1", found, {"runs": [str(r) for r in runs]}, whole=True)
 
 
@@ -201,48 +201,14 @@ def write_report(ctx: click.Context, runs: tuple[str, ...], target: str | None, 
         first_light.report_bundle(ctx, bundle, target, markdown=md)
         return
     found = load_runs(runs)
-    report.check_origins(found, held_words(runs))
+    report.check_origins(found, partial(held_words, runs))
     page = report.write(found, target, markdown=md)
     render.answer(
         ctx, "bench-report/1", {"report": str(page)}, source=found[0].source, table=lambda: [f"report: {page}"]
     )
 
 
-@bench.command("compare")
-@click.argument("base")
-@click.argument("run")
-@click.option("--allow", multiple=True, metavar="KEY", help="Compare although this condition differs; may be repeated.")
-@click.option(
-    "--fail-on", type=click.FloatRange(0), callback=finite, metavar="PERCENT", help="Exit 1 where slower by more."
-)
-@click.pass_context
-def compare(ctx: click.Context, base: str, run: str, allow: tuple[str, ...], fail_on: float | None) -> None:
-    """RUN against BASE, arm by arm; refuses runs whose conditions differ."""
-    from dieplace.experiments.comparing import compare_runs
-
-    found = compare_runs(one_run(base), one_run(run), allow=allow, fail_on_percent=fail_on)
-
-    def table() -> list[Table | str]:
-        differing = [f"{d['key']}: {d['base']} -> {d['run']}" for d in found.differing]
-        columns = [
-            Column("arm", "arm"),
-            Column("base", "BASE", right=True, show=one_decimal),
-            Column("run", "RUN", right=True, show=one_decimal),
-            Column("unit", "unit"),
-            Column("change_percent", "slower %", right=True, show=one_decimal),
-            Column("verdict", "verdict"),
-        ]
-        head = ["conditions that differ, by your leave:", *(Prose(f"  {d}") for d in differing)] if differing else []
-        return [*head, Table(columns, found.rows, title=f"RUN against BASE, {found.origin}")]
-
-    ok = not found.regressions
-    payload = {"rows": found.rows, "differing": found.differing, "regressions": found.regressions}
-    for row in found.rows if fail_on is not None else ():
-        if str(row["verdict"]).startswith("too noisy"):
-            render.warn(ctx, f"{row['arm']} is held to no limit: {row['verdict']}")
-    render.answer(ctx, "bench-compare/1", payload, source=found.source, ok=ok, table=table)
-    if not ok:
-        ctx.exit(1)
+bench.add_command(compare)
 
 
 def _agreed(ctx: click.Context, experiment: Experiment, backend: str, options: Options, *, yes: bool) -> bool:

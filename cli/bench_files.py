@@ -33,7 +33,7 @@ def load_runs(names: Sequence[str]) -> tuple[Run, ...]:
 
 
 def held_words(names: Sequence[str]) -> str:
-    """`; DIR/a.json holds weight-swap at 1,024 tokens...`: each file and the run in it, and how to show that one."""
+    """A line a file: the command that shows it alone, then the run in it and its workload."""
     from dieplace.run import Run
 
     said = []

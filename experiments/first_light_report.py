@@ -36,6 +36,12 @@ td { border-bottom: 1px solid #e9ecf1; padding: 5px 8px; vertical-align: top; }
 details { margin: 6px 0; } summary { cursor: pointer; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 12px; background: #f4f6fa; padding: 8px; }
 h1, li, p, summary { overflow-wrap: anywhere; }
+@media (max-width: 640px) {
+  .asked, .asked tbody, .asked tr, .asked td { display: block; } .asked tr:first-child { display: none; }
+  .asked td { border: 0; padding: 3px 0; overflow-wrap: anywhere; }
+  .asked tr { border-bottom: 1px solid #e9ecf1; padding: 8px 0; }
+  .asked .state { white-space: normal; }
+}
 """
 
 
@@ -153,7 +159,8 @@ def answers_section(bundle: Bundle) -> str:
     body = "".join(_answer_row(bundle, row) for row in answer_rows(bundle))
     told = ", ".join(f"{n} {MARKS.get(status, status)}" for status, n in counts(bundle).items() if n)
     told = told.replace(" yes", " answered")
-    return f"<h2>Questions</h2><p class=quiet>{escape(told)}</p><div class=wide><table>{head}{body}</table></div>"
+    table = f"<div class=wide><table class=asked>{head}{body}</table></div>"
+    return f"<h2>Questions</h2><p class=quiet>{escape(told)}</p>{table}"
 
 
 def _answer_row(bundle: Bundle, row: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ written as an escape, so that no name in it can end or open an element. Modelled
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -92,35 +92,37 @@ def _stamp(runs: Sequence[Run]) -> str:
     return f"{when} · {runs[0].source} node · {blocks}"
 
 
-def check_origins(runs: Sequence[Run], held: str = "") -> None:
+def check_origins(runs: Sequence[Run], held: Callable[[], str] = str) -> None:
     """UsageError unless there are runs and all are of one origin: measured and modelled numbers share no page.
 
-    `held` says which file holds which run, for the error.
+    `held` gives the lines of which file holds which run, for the error.
     """
     if not runs:
         raise UsageError("there is no run to report", hint="name run files, or a folder with some")
     found = sorted({run.origin for run in runs})
     if len(found) > 1:
-        raise UsageError(f"one report cannot hold runs of different origin: {', '.join(found)}", hint=f"make two{held}")
+        raise UsageError(
+            f"one report cannot hold runs of different origin: {', '.join(found)}", hint=f"make two{held()}"
+        )
 
 
-def check_together(runs: Sequence[Run], held: str = "") -> None:
+def check_together(runs: Sequence[Run], held: Callable[[], str] = str) -> None:
     """UsageError unless the runs are of one experiment, one origin and one workload, as one set of tables needs.
 
-    `held` says which file holds which run, for the error.
+    `held` gives the lines of which file holds which run, for the error.
     """
     check_origins(runs, held)
     experiments = sorted({run.experiment for run in runs})
     if len(experiments) > 1:
         raise UsageError(
             f"one set of tables cannot hold runs of different experiment: {', '.join(experiments)}",
-            hint=f"show them one by one, or all in one page with: dieplace bench report{held}",
+            hint=f"show them one by one, or all in one page with: dieplace bench report{held()}",
         )
     names = sorted({_workload(run) for run in runs})
     if len(names) > 1:
         raise UsageError(
             f"one set of tables cannot hold different workloads: {'; '.join(names)}",
-            hint=f"show them one by one, or all in one page with: dieplace bench report{held}",
+            hint=f"show them one by one, or all in one page with: dieplace bench report{held()}",
         )
 
 

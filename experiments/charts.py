@@ -24,6 +24,7 @@ from dieplace.experiments.charts_draw import (
 )
 
 RIGHT = 170
+MOST_LINEAR = 20.0  # times the least value: beyond it bars of the small ones cannot be told apart
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,18 @@ class Stack:
 
 
 def bars(rows: Sequence[Bar], *, unit: str, describe: str) -> str:
-    """Horizontal bars from zero with range whiskers and marks."""
+    """Horizontal bars from zero with range whiskers and marks; on a log axis, told so, where they differ by over 20."""
     top = max(max(r.value, r.high or 0.0, *(v for _, v in r.marks), 0.0) for r in rows) or 1.0
-    plot = Plot(margin([r.label for r in rows]), _right([r.text for r in rows]), 8, 40, len(rows), top)
+    least = min(min(r.value, r.value if r.low is None else r.low, *(v for _, v in r.marks), top) for r in rows)
+    log = least > 0 and top / least > MOST_LINEAR
+    plot = Plot(
+        margin([r.label for r in rows]), _right([r.text for r in rows]), 8, 40, len(rows), top,
+        below=18 if log else 0, start=least if log else 0.0, log=log,
+    )  # fmt: skip
     body = [plot.grid(unit)]
+    if log:
+        note = "logarithmic axis: equal lengths are equal ratios"
+        body.append(text(plot.left + plot.width / 2, plot.height - 6, note, anchor="middle", size=12, ink="faint"))
     for index, row in enumerate(rows):
         y = plot.y(index)
         body.append(text(plot.left - 10, y + 4, short(row.label), anchor="end"))

@@ -64,7 +64,7 @@ def colour(name: str) -> str:
 
 @dataclass(frozen=True)
 class Plot:
-    """A frame with rows from the top and a value axis from `start` to the last tick."""
+    """A frame with rows from the top and a value axis from `start` to the last tick; `log`: from a power of ten."""
 
     left: float
     right: float
@@ -74,6 +74,7 @@ class Plot:
     limit: float
     below: float = 0
     start: float = 0.0
+    log: bool = False
 
     @property
     def width(self) -> float:
@@ -88,14 +89,16 @@ class Plot:
         return self.bottom + 30 + self.below
 
     def x(self, value: float) -> float:
-        ticks = self.ticks()
-        return self.left + self.width * (value - ticks[0]) / (ticks[-1] - ticks[0])
+        first, last = self.ticks()[0], self.ticks()[-1]
+        if self.log:
+            return self.left + self.width * math.log(max(value, first) / first) / math.log(last / first)
+        return self.left + self.width * (value - first) / (last - first)
 
     def y(self, index: int) -> float:
         return self.top + self.row * (index + 0.5)
 
     def ticks(self) -> list[float]:
-        return nice_ticks(self.start, self.limit)
+        return decades(self.start, self.limit) if self.log else nice_ticks(self.start, self.limit)
 
     def grid(self, unit: str) -> str:
         parts = []
@@ -103,9 +106,20 @@ class Plot:
         for tick in ticks:
             x = self.x(tick)
             parts.append(f'<path d="M{x:.1f} {self.top} V{self.bottom}" stroke="{colour("grid")}"/>')
-            label = f"{tick:,g} {unit}" if tick == ticks[-1] else f"{tick:,g}"
+            label = f"{tick:,.10g} {unit}" if tick == ticks[-1] else f"{tick:,.10g}"
             parts.append(text(x, self.bottom + 18, label, anchor="middle", size=12, ink="faint"))
         return "".join(parts)
+
+
+def decades(start: float, end: float) -> list[float]:
+    """Powers of ten below `start`, up to `end`, and `end` rounded up to 1, 2 or 5 of one as the last."""
+    first, last = math.floor(math.log10(start)), math.floor(math.log10(end))
+    power = 10.0**last
+    top = next(m * power for m in (1, 2, 5, 10) if m * power >= end * (1 - 1e-9))
+    found = [10.0**n for n in range(first, last + 1)]
+    if top == 2 * power and len(found) > 2:
+        found.pop()  # the two labels would touch
+    return found if top == found[-1] and len(found) > 1 else [*found, top]
 
 
 def nice_ticks(start: float, end: float, about: int = 5) -> list[float]:

@@ -108,7 +108,7 @@ def _roofline(runs: Sequence[Run], linked: Ceilings | None, word: str, level: in
             continue
         near, far = read
         floor = max(near / ceiling.near, far / ceiling.far if ceiling.far else 0.0) / 1000
-        text = f"{floor:.1f} of {time.value:.1f} us, {floor / time.value:.0%}"
+        text = f"{floor:.1f} of {time.value:.1f} us, {floor / time.value * 100:.0f} %"
         by_far = bool(ceiling.far) and far / (ceiling.far or 1.0) > near / ceiling.near
         shares.append(charts.Share(arm_words(run, point, runs), floor / time.value, text, by_far))
         used = ceiling

@@ -50,7 +50,7 @@ def _token(runs: Sequence[Run], word: str, level: int) -> list[Part]:
         token = point.quantities["token_us"]
         if token.value is not None:
             marks = tuple(sorted(token.by_set.items()))
-            text = f"{token.value:.0f} us, {point.quantities['penalty'].value or 0:+.1%}"
+            text = f"{token.value:.0f} us, {(point.quantities['penalty'].value or 0) * 100:+.1f} %"
             found.append(charts.Bar(name_of(run, point, runs), token.value, token.low, token.high, marks, text))
     columns = (
         ("run", "run", None),

@@ -89,9 +89,9 @@ def test_several_experiments_make_one_page_with_one_set_of_ceilings(link: Run, s
     measured_us = statistics.median(swapped["quantities"]["layer_us"]["samples"])
     local_us = statistics.median(body["points"][0]["quantities"]["layer_us"]["samples"])
     shown = texts(labelled(text, "bytes over the ceiling"))
-    assert f"{floor_us:.1f} of {measured_us:.1f} us, {floor_us / measured_us:.0%}" in shown
+    assert f"{floor_us:.1f} of {measured_us:.1f} us, {floor_us / measured_us * 100:.0f} %" in shown
     local_floor = body["workload"]["bytes_per_layer"] / rates[True] / 1000
-    assert f"{local_floor:.1f} of {local_us:.1f} us, {local_floor / local_us:.0%}" in shown
+    assert f"{local_floor:.1f} of {local_us:.1f} us, {local_floor / local_us * 100:.0f} %" in shown
     assert "from the link run of this page" in text
     assert "from reads of this run" in report.page([swap])  # alone it has ceilings of its own
 

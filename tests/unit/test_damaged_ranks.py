@@ -45,7 +45,8 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("key", "value"),
     [
         ("rank", True), ("rank", -1), ("rank", 2), ("world_size", "2"), ("world_size", 10**9), ("node", [["x"]]),
-        ("launch_id", {"a": 1}), ("launch_id", None), ("cards", 3), ("cards", [None]), ("bdfs", None), ("parts", [1e308]),
+        ("launch_id", {"a": 1}), ("launch_id", None),
+        ("cards", 3), ("cards", [None]), ("bdfs", None), ("parts", [1e308]),
     ],
 )  # fmt: skip
 def test_a_place_that_is_none(launch: Path, key: str, value: Any) -> None:

@@ -181,7 +181,7 @@ class Run:
 
     def save(self, path: str | Path) -> Path:
         """Write the file whole or not at all (temporary file, fsync, rename)."""
-        return write_whole(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+        return write_whole(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n", folders=True)
 
     @classmethod
     def from_json(cls, data: Any) -> Run:

@@ -13,8 +13,10 @@ from dieplace.errors import DieplaceError, Unsupported, UsageError
 DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def write_whole(path: str | Path, text: str, *, hint: str = "name another folder with --out") -> Path:
-    """Replace a file by `text` (temporary file, fsync, rename), its folder made where it is missing; its path.
+def write_whole(
+    path: str | Path, text: str, *, hint: str = "name another folder with --out", folders: bool = False
+) -> Path:
+    """Replace a file by `text` (temporary file, fsync, rename); its path. `folders` makes those that are missing.
 
     A link stays a link, and what is no file (/dev/null, a pipe) is written to: it is never put out of the way. Half of
     a surrogate pair, which a run file or the words of a command can hold and UTF-8 cannot, is written as its escape.
@@ -27,7 +29,8 @@ def write_whole(path: str | Path, text: str, *, hint: str = "name another folder
         if real.exists() and not real.is_file():
             real.write_bytes(data)
         else:
-            real.parent.mkdir(parents=True, exist_ok=True)
+            if folders:
+                real.parent.mkdir(parents=True, exist_ok=True)
             _replace(real, data)
     except OSError as error:
         raise _told(target, error, hint) from error

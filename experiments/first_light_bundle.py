@@ -173,7 +173,7 @@ def slug(text: str) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace a file by strict JSON, whole or not at all."""
-    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n", folders=True)
 
 
 def _answers(folder: Path) -> list[Any]:

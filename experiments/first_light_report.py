@@ -113,7 +113,7 @@ def sentences_of(runs: Sequence[Run]) -> list[str]:
 def write(bundle: Bundle, path: str | Path | None = None, *, markdown: bool = False) -> Path:
     """Write the page, into the bundle unless a path is given."""
     target = Path(path) if path is not None else bundle.folder / ("report.md" if markdown else "report.html")
-    return write_whole(target, as_markdown(bundle) if markdown else page(bundle))
+    return write_whole(target, as_markdown(bundle) if markdown else page(bundle), folders=True)
 
 
 def as_markdown(bundle: Bundle) -> str:

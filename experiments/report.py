@@ -23,7 +23,7 @@ from dieplace.whole_file import write_whole
 def write(runs: Sequence[Run], path: str | Path, *, markdown: bool = False) -> Path:
     """Write the report of `runs` to `path`; UsageError where they do not belong together or it cannot be written."""
     text = markdown_page(runs) if markdown else page(runs)
-    return write_whole(path, text, hint="name another path")
+    return write_whole(path, text, hint="name another path", folders=True)
 
 
 def page(runs: Sequence[Run]) -> str:

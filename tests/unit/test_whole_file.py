@@ -15,7 +15,10 @@ from dieplace.whole_file import write_whole
 
 
 def test_a_new_file_and_its_folder(tmp_path: Path) -> None:
-    path = write_whole(tmp_path / "a" / "b.txt", "text")
+    with pytest.raises(UsageError, match="No such file"):
+        write_whole(tmp_path / "a" / "b.txt", "text")
+    assert not (tmp_path / "a").exists()
+    path = write_whole(tmp_path / "a" / "b.txt", "text", folders=True)
     assert path.read_text() == "text" and stat.S_IMODE(path.stat().st_mode) == 0o644
     assert [one.name for one in path.parent.iterdir()] == ["b.txt"]
 

@@ -60,7 +60,7 @@ def run_rank(
     try:
         return take_part(
             launched,
-            Launch(folder, uuid.uuid4().hex[:12]),
+            Launch(folder, uuid.uuid4().hex[:12], folder.is_dir()),
             lambda launch: partial(_child, ctx, launched, launch, name, options, resume is not None),
             answer,
             say=partial(render.say, ctx),
@@ -95,6 +95,8 @@ def _child(
     folder = launch.rank_folder(launched.rank)
     experiment, asked, backend = registry.get(name), options(), backend_of(ctx)
     mine = rank_cards.take(launched, backend, settings(ctx).node, experiment)
+    if resume and not launch.begun:
+        raise UsageError(f"there is no folder {launch.folder} to go on with", hint="measure anew: leave --resume out")
     if not resume:
         require_free(launch.folder, name)
         require_free(folder, name)

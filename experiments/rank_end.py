@@ -17,10 +17,14 @@ NO_WORD = "torchrun's own report has its exit code"
 
 @dataclass(frozen=True)
 class Launch:
-    """What all ranks agreed on first: the folder, and a word that tells this launch from others in the same folder."""
+    """What all ranks agreed on first: the folder, and a word that tells this launch from others in the same folder.
+
+    `begun` says that the folder was there before any rank of this launch could make it.
+    """
 
     folder: Path
     launch_id: str
+    begun: bool = False
 
     def rank_folder(self, rank: int) -> Path:
         """Where a rank saves its own runs."""

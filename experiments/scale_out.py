@@ -49,8 +49,9 @@ def take_part(
     where the rank that was merging is.
     """
     board = Board(launched)
-    launch_id, _, folder = board.agree("launch", f"{proposal.launch_id} {proposal.folder}").partition(" ")
-    launch = Launch(Path(folder), launch_id)
+    proposed = f"{proposal.launch_id} {int(proposal.begun)} {proposal.folder}"
+    launch_id, begun, folder = board.agree("launch", proposed).split(" ", 2)
+    launch = Launch(Path(folder), launch_id, begun == "1")
     rank = _Rank(launched, board, launch, answer, limits or Limits(), say, start(work(launch)))
     for number in ENDING:
         signal.signal(number, rank.on_signal)

@@ -92,6 +92,7 @@ def test_a_typed_error_of_one_rank_is_told_and_the_rest_is_merged(launches: dict
         ("same error everywhere", 3, "this card has no stub"),
         ("unknown name", 2, "no experiment is called 'nothing'"),
         ("unknown option", 2, "No such option '--nothing'"),
+        ("nothing to go on with", 2, "there is no folder"),
         ("unlike errors", 3, "rank 0 (host0 gpu0) is lost (exit code 9)"),
     ],
 )

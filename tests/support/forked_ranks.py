@@ -54,6 +54,9 @@ SCENARIOS = {
     "unlike errors": Scenario({"0": "exit 9"}, everybody="refuse"),
     "unknown name": Scenario(words=("--json", "--backend", "emulated", "bench", "run", "nothing")),
     "unknown option": Scenario(words=("--json", "--backend", "emulated", "bench", "run", "stub", "--nothing")),
+    "nothing to go on with": Scenario(
+        words=("--json", "--backend", "emulated", "bench", "run", "stub", "--resume", "no")
+    ),
     "child killed": Scenario({"3": "kill"}),
     "leader's child ends with 86": Scenario({"0": "exit 86"}),
     "ends after saving": Scenario({"1": "after 7"}),

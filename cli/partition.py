@@ -12,6 +12,7 @@ from dieplace.cli.partition_export import export_for
 from dieplace.cli.partition_options import CARDS, CHANGING, PROFILE, ROCM, UNITS, UNVALIDATED
 from dieplace.cli.partition_show import show_answer
 from dieplace.cli.partition_switch import answer_plan, switch
+from dieplace.cli.table import Document
 from dieplace.errors import Unsupported, UsageError
 from dieplace.exporters import TARGETS as EXPORT_TARGETS
 from dieplace.modes import Mode
@@ -185,7 +186,8 @@ def export_command(ctx: click.Context, profile: str, target: str | None) -> None
     control, facts = _node(ctx, None)
     text = export_profile(facts, profile)
     payload = {"profile": text, "name": profile, "cards": {card.bdf: str(card.mode) for card in facts.cards}}
-    render.answer(ctx, "partition-export/1", payload, source=control.source, table=lambda: [text.rstrip("\n")])
+    document = Document(text.rstrip("\n"))
+    render.answer(ctx, "partition-export/1", payload, source=control.source, table=lambda: [document])
 
 
 @partition.command("restore")

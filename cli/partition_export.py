@@ -10,6 +10,7 @@ import click
 
 from dieplace.cli import render
 from dieplace.cli.options import machine
+from dieplace.cli.table import Document
 
 
 def export_for(ctx: click.Context, target: str, profile: str) -> None:
@@ -30,7 +31,7 @@ def export_for(ctx: click.Context, target: str, profile: str) -> None:
     else:
         text = exporters.systemd(_own_command(), profile=profile)
     payload = {"for": target, "name": profile, "text": text}
-    render.answer(ctx, "partition-export/1", payload, source=found.source, table=lambda: [text.rstrip("\n")])
+    render.answer(ctx, "partition-export/1", payload, source=found.source, table=lambda: [Document(text.rstrip("\n"))])
 
 
 def _own_command() -> str:

@@ -25,7 +25,7 @@ import click
 from dieplace.cli import terminal
 from dieplace.cli.options import OFF_WORDS, settings
 from dieplace.cli.suggested import named
-from dieplace.cli.table import Column, Prose, Table, layout, wrapped
+from dieplace.cli.table import Column, Document, Prose, Table, layout, wrapped
 from dieplace.errors import Declined, DieplaceError, UsageError
 
 Body = Iterable[Table | str]
@@ -70,7 +70,7 @@ def _named(ctx: click.Context, body: Body) -> Iterator[Table | str]:
         if isinstance(part, Table):
             yield replace(part, notes=[named(ctx, note) for note in part.notes])
         else:
-            yield type(part)(named(ctx, part))
+            yield part if isinstance(part, Document) else type(part)(named(ctx, part))
 
 
 def to_json(value: Any) -> str:

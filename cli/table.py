@@ -62,6 +62,12 @@ class Table:
     notes: Sequence[str] = ()
 
 
+class Document(str):
+    """A file's text, printed to the letter: what it suggests is for where the file will lie."""
+
+    __slots__ = ()
+
+
 class Prose(str):
     """A line of an answer that may be broken at the width of the page: a sentence, never a path or a command."""
 

@@ -281,6 +281,7 @@ def test_a_bound_kernel_refuses_other_tensors(change: Any, said: str, options: C
         handle(*change(args))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("drop_first", [True, False])
 def test_f5_without_a_cache_each_op_twice_and_no_crash(keep: bool, drop_first: bool) -> None:

@@ -125,6 +125,7 @@ def test_the_live_backend_switches_and_restores(host: Host) -> None:
     assert host.library.open_sessions == 0
 
 
+@pytest.mark.slow
 def test_a_slow_modprobe_is_told_about_on_stderr_while_it_runs(host: Host) -> None:
     real = host.library.node.unload
     host.node.unload = lambda: (time.sleep(5), real())  # type: ignore[method-assign]

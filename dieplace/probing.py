@@ -49,7 +49,7 @@ class Levels:
     def why_not(self) -> str | None:
         """Why nothing can be told by these levels, or None."""
         if not self.near or not self.far or min(self.near) <= 0:
-            return "the calibration has no times"
+            return "there are no times to tell by: the chase had no clock"
         if max(self.near) >= self.limit or min(self.far) <= self.limit:
             return (
                 f"near memory answers in {min(self.near):.0f} to {max(self.near):.0f} cycles and far memory in"

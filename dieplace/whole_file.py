@@ -1,11 +1,14 @@
-"""Writing a file whole or not at all: a reader, after a kill or on a full disk too, sees the old one or the new."""
+"""Files as a whole: written so that a reader, after a kill or on a full disk too, sees the old one or the new; read
+with a limit to what is taken in."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from dieplace.errors import DieplaceError, Unsupported, UsageError
 
@@ -35,6 +38,24 @@ def write_whole(
     except OSError as error:
         raise _told(target, error, hint) from error
     return target
+
+
+def read_json(path: Path, *, most_bytes: int, kind: str, hint: str | None = None) -> Any:
+    """The one JSON value of a file; UsageError for anything else (missing, binary, huge, a loop of links).
+
+    `kind` is what the file should be, told of one that is too large; `hint` goes with one that is no JSON.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(most_bytes + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    if len(text) > most_bytes:
+        raise UsageError(f"{path} is larger than {most_bytes >> 20} MiB, which no {kind} is")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON: {error}", hint=hint) from error
 
 
 def _replace(target: Path, data: bytes) -> None:

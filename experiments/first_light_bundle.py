@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dieplace.errors import UsageError
 from dieplace.experiments.first_light_questions import ORIGINS, Answer, with_whys
-from dieplace.whole_file import write_whole
+from dieplace.whole_file import read_json, write_whole
 
 if TYPE_CHECKING:
     from dieplace.run import Run
@@ -186,17 +186,7 @@ def _answers(folder: Path) -> list[Any]:
 
 
 def _read(path: Path) -> Any:
-    try:
-        with path.open("rb") as file:
-            text = file.read(LIMIT_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    if len(text) > LIMIT_BYTES:
-        raise UsageError(f"{path} is larger than {LIMIT_BYTES >> 20} MiB, which no bundle is")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
+    return read_json(path, most_bytes=LIMIT_BYTES, kind="bundle")
 
 
 def _outcome(data: Any) -> Outcome:

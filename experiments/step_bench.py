@@ -23,6 +23,7 @@ from dieplace.experiments.torch_rig import GIB, TorchRig, hash_of
 from dieplace.machine import Device, Machine
 from dieplace.memory import Buffer
 from dieplace.policy import OBJECT_BYTES, Policy, resolve
+from dieplace.probing import Levels
 from dieplace.residency import Residency, audit
 
 HOPS = 64
@@ -116,7 +117,7 @@ class PlacedLayers:
         self.settle()
         return timing.time_once(self.graph)
 
-    def look(self, levels: rules.Calibration, roles: Sequence[str], *, stages: bool = True) -> Look:
+    def look(self, levels: Levels, roles: Sequence[str], *, stages: bool = True) -> Look:
         """The arm as it lies now; `roles` are probed, all else is audited. Misplaced where a role is not as asked."""
         import torch
 
@@ -208,7 +209,7 @@ class PlacedLayers:
         together(self.recipe.closing(self.work))()
         return fmean(chosen), {role: fmean(each[role] for each in found) for role in found[0]}
 
-    def probe(self, role: str, levels: rules.Calibration) -> rules.Probed:
+    def probe(self, role: str, levels: Levels) -> rules.Probed:
         """Every 2 MiB object of a role by its latency, against where it was asked to be."""
         import torch
 
@@ -231,9 +232,9 @@ def read_rates(rig: TorchRig, reader: str, far: str) -> tuple[float, float]:
     return near, far_rate
 
 
-def levels(rig: TorchRig, reader: str, far: str) -> rules.Calibration:
+def levels(rig: TorchRig, reader: str, far: str) -> Levels:
     """Latencies of memory known to be near and known to be far."""
-    return rules.Calibration(known(rig, reader, reader), known(rig, reader, far))
+    return Levels(known(rig, reader, reader), known(rig, reader, far))
 
 
 def known(rig: TorchRig, reader: str, home: str) -> tuple[float, ...]:

@@ -19,6 +19,7 @@ from dieplace.experiments.step_bench import Look
 from dieplace.experiments.step_cases import MODEL, PRECISION, Case, StepArm
 from dieplace.experiments.torch_rig import TorchRig, without_serials
 from dieplace.machine import Machine
+from dieplace.probing import Levels
 from dieplace.residency import Residency
 from dieplace.run import Point, Quantity, Run
 
@@ -66,7 +67,7 @@ class Taken:
     pair: tuple[str, str]
     layers: int
     cases: tuple[CaseTaken, ...]
-    levels: rules.Calibration
+    levels: Levels
     rates: tuple[float, float]
     left: tuple[str, ...]
     sittings: tuple[Mapping[str, Any], ...]

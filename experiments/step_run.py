@@ -21,8 +21,8 @@ from dieplace.experiments.step_recipe import gpt_oss
 from dieplace.experiments.step_result import CaseTaken, Taken, as_run
 from dieplace.experiments.torch_rig import TorchRig
 from dieplace.experiments.unfinished import OPTIONS, Unfinished
-from dieplace.experiments.weight_swap_live import Calibration
 from dieplace.machine import Machine
+from dieplace.probing import Levels
 from dieplace.run import Run
 
 SEED = 20261130
@@ -81,7 +81,7 @@ class StepRun:
         )  # fmt: skip
         return as_run(taken, before, self.options)
 
-    def measure_surroundings(self) -> tuple[tuple[float, float], Calibration]:
+    def measure_surroundings(self) -> tuple[tuple[float, float], Levels]:
         """GB/s of near and far reads for the prediction, and latency levels of near and far memory for the probes."""
         return read_rates(self.rig, *self.pair), levels(self.rig, *self.pair)
 

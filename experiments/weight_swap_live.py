@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dieplace.errors import UsageError
 from dieplace.policy import Policy
+from dieplace.probing import Levels
 
 if TYPE_CHECKING:
     from dieplace.experiments.harness import Measured
@@ -87,31 +88,6 @@ def why_missed(
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """Cycles a hop in every window of memory known to be near and known to be far."""
-
-    near: tuple[float, ...]
-    far: tuple[float, ...]
-
-    @property
-    def threshold(self) -> float:
-        """Between the two levels, at equal factors from both."""
-        return math.sqrt(median(self.near) * median(self.far))
-
-    @property
-    def why_not(self) -> str | None:
-        """None where the two levels do not touch, else why nothing can be told from a latency."""
-        if not self.near or not self.far or not all((*self.near, *self.far)):
-            return "the chase had no clock"
-        if max(self.near) < self.threshold < min(self.far):
-            return None
-        return (
-            f"known-near windows reach {max(self.near):.0f} cycles a hop and known-far ones begin at"
-            f" {min(self.far):.0f}: they cannot be told apart"
-        )
-
-
-@dataclass(frozen=True)
 class Probed:
     """Windows of one role that answered like far memory, of all windows; `agrees` with what was asked for each."""
 
@@ -138,15 +114,15 @@ class Probed:
         return body
 
 
-def judge(cycles: Sequence[float], asked_far: Sequence[bool], calibration: Calibration) -> Probed:
+def judge(cycles: Sequence[float], asked_far: Sequence[bool], levels: Levels) -> Probed:
     """Each window's cycles a hop against the calibrated levels and against where it was asked to be."""
-    limit = calibration.threshold if calibration.why_not is None else math.inf
+    limit = levels.limit if levels.why_not is None else math.inf
     is_far = [value > limit for value in cycles]
     wrong = sum(found != asked for found, asked in zip(is_far, asked_far, strict=True))
     near = [value for value, far in zip(cycles, is_far, strict=True) if not far]
     far = [value for value, far in zip(cycles, is_far, strict=True) if far]
     return Probed(
-        len(cycles), len(far), wrong, median(near) if near else None, median(far) if far else None, calibration.why_not
+        len(cycles), len(far), wrong, median(near) if near else None, median(far) if far else None, levels.why_not
     )
 
 

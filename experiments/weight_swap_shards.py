@@ -30,6 +30,7 @@ from dieplace.experiments.step_run import LAYERS, PLAN, StepRun
 from dieplace.experiments.torch_rig import TorchRig, hash_of
 from dieplace.experiments.unfinished import Unfinished
 from dieplace.machine import Machine
+from dieplace.probing import Levels
 from dieplace.residency import Residency, audit
 from dieplace.run import Run
 
@@ -98,7 +99,7 @@ class ShardRun(StepRun):
             facts=facts,
         )
 
-    def measure_surroundings(self) -> tuple[tuple[float, float], rules.Calibration]:
+    def measure_surroundings(self) -> tuple[tuple[float, float], Levels]:
         """Rates with both GPUs reading, near and far, and latency levels of each GPU; the first one's are told."""
         pair = self.rig.readers[:SHARDS]
         near, far = (GIB / _median(self.rig.together("read", far, GIB)) for far in (False, True))
@@ -147,7 +148,7 @@ class Shards:
         machine: Machine,
         names: Sequence[str],
         count: int,
-        both_levels: Sequence[rules.Calibration],
+        both_levels: Sequence[Levels],
         sweeps: Sequence[Launch],
     ) -> None:
         self.names, self.count, self.levels = tuple(names), count, both_levels

@@ -5,7 +5,6 @@ Used only when named. The answers are those of the recorded node; nothing can be
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from dieplace.machine import Machine
 from dieplace.recording import RecordedSysfs, load_recording
 from dieplace.run import SCHEMA as RUN_SCHEMA
 from dieplace.sysfs import Sysfs
+from dieplace.whole_file import read_json
 
 BUNDLE_SCHEMA = "dieplace/first-light/1"  # of bundle.json in a bundle of `bench run first-light`
 LIMIT_BYTES = 256 << 20  # a CPX node with all links is about 2 MB; beyond this it is no recording
@@ -58,7 +58,7 @@ class ReplayedBackend:
             if found is None:
                 return self._through(Sysfs(path), self.environ or {}, links)
             path = found
-        data = read_json(path)
+        data = _read(path)
         if isinstance(data, dict) and data.get("schema") == RUN_SCHEMA:
             data = data.get("machine")  # a run file holds the machine that it was taken on
         if isinstance(data, dict) and data.get("schema") == MACHINE_SCHEMA:
@@ -106,7 +106,7 @@ def _file_in(folder: Path) -> Path | None:
 
 def first_tree(bundle: Path) -> Path:
     """The recording of the state in which a first light found its node; name another file of its tree/ for others."""
-    data = read_json(bundle / "bundle.json")
+    data = _read(bundle / "bundle.json")
     known = isinstance(data, dict) and data.get("schema") == BUNDLE_SCHEMA and isinstance(data.get("trees"), dict)
     name = data["trees"].get(data.get("start")) if known else None
     if not isinstance(name, str) or not re.fullmatch(r"tree/[A-Za-z0-9._-]+\.json", name):
@@ -114,16 +114,6 @@ def first_tree(bundle: Path) -> Path:
     return bundle / name
 
 
-def read_json(path: Path) -> Any:
-    """The one JSON value of a file; UsageError for anything else (missing, binary, huge, a loop of links)."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(LIMIT_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    if len(text) > LIMIT_BYTES:
-        raise UsageError(f"{path} is larger than {LIMIT_BYTES >> 20} MiB, which no recording is")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON: {error}", hint="it is written by: dieplace env --record FILE") from error
+def _read(path: Path) -> Any:
+    hint = "it is written by: dieplace env --record FILE"
+    return read_json(path, most_bytes=LIMIT_BYTES, kind="recording", hint=hint)

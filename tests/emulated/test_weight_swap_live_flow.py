@@ -14,7 +14,6 @@ import simulated_steps as simulated
 
 from dieplace.cli import main as frame
 from dieplace.experiments import context, live_tables, placement, report, step_bench, verify
-from dieplace.experiments import weight_swap_live as rules
 from dieplace.experiments.harness import Plan
 from dieplace.experiments.private_node import private_node
 from dieplace.experiments.registry import Options
@@ -24,6 +23,7 @@ from dieplace.experiments.step_cases import Case
 from dieplace.experiments.step_run import StepRun
 from dieplace.experiments.weight_swap_devices import case_of
 from dieplace.policy import OBJECT_BYTES
+from dieplace.probing import Levels
 from dieplace.run import Run
 
 OPTIONS = Options(shards=1, arms=("local", "swapped", "interleave-4/8"))
@@ -174,7 +174,7 @@ def test_on_amd_the_memory_side_cache_is_swept_before_each_probe(machine: Any) -
     )
     sweep = step_bench.sweeper(rig, "gpu0/p0", "gpu0/p1")  # type: ignore[arg-type]
     layers = PlacedLayers(machine, machine.device("gpu0/p0"), 2, simulated.with_flags(), sweep)
-    levels = rules.Calibration((700.0, 705.0), (2000.0, 2010.0))
+    levels = Levels((700.0, 705.0), (2000.0, 2010.0))
     look = layers.look(levels, ("weights", "kv_cache"))
     layers.free()
     assert all(probed.agrees for probed in look.probed.values())

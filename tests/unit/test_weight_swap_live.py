@@ -11,12 +11,13 @@ from dieplace.errors import UsageError
 from dieplace.experiments import weight_swap_live as live
 from dieplace.experiments.harness import Plan, measure
 from dieplace.experiments.statistics import Estimate
+from dieplace.probing import Levels
 
-GOOD = live.Calibration(near=(690.0, 700.0, 720.0), far=(1990.0, 2000.0, 2050.0))
+GOOD = Levels(near=(690.0, 700.0, 720.0), far=(1990.0, 2000.0, 2050.0))
 ONE_HASH = {"local": "ab12", "swapped": "ab12"}
 
 
-def probed(cycles: list[float], asked_far: list[bool], calibration: live.Calibration = GOOD) -> live.Probed:
+def probed(cycles: list[float], asked_far: list[bool], calibration: Levels = GOOD) -> live.Probed:
     return live.judge(cycles, asked_far, calibration)
 
 
@@ -61,10 +62,10 @@ def test_a_window_in_the_wrong_place_is_found() -> None:
 
 
 def test_levels_that_touch_tell_nothing() -> None:
-    noisy = live.Calibration(near=(690.0, 2100.0), far=(1990.0, 2000.0))
+    noisy = Levels(near=(690.0, 2100.0), far=(1990.0, 2000.0))
     assert "cannot be told apart" in str(noisy.why_not)
     assert not probed([2000], [True], noisy).agrees
-    assert "no clock" in str(live.Calibration((0.0,), (0.0,)).why_not)
+    assert "no clock" in str(Levels((0.0,), (0.0,)).why_not)
 
 
 def test_a_penalty_needs_probed_weights_accounted_rest_cold_data_one_code_and_a_quiet_control() -> None:

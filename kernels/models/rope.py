@@ -147,6 +147,11 @@ def _rope(raw: Mapping[str, Any], given: Mapping[str, Any], head_dim: int, base:
     )
     for name in _NEEDED[kind]:
         positive(rope.get(name), f"{where}.{name}")
+    if kind == "yarn":
+        if rope.base == 1:
+            raise UsageError(f"{where}.rope_theta is 1, and yarn divides by its logarithm")
+        for name in ("beta_fast", "beta_slow"):
+            positive(rope.get(name, 1.0), f"{where}.{name}")
     return rope
 
 

@@ -234,6 +234,19 @@ def test_no_configuration_is_a_traceback(base: dict[str, Any], changes: dict[str
         assert cos.shape == sin.shape == (3, rope.rotary_dim // 2)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rope_theta": True}, r"rope_theta is 1, and yarn divides by its logarithm"),
+        ({"rope_scaling": {**GPT_OSS["rope_scaling"], "beta_fast": 0}}, r"beta_fast is 0.0, not a number above 0"),
+        ({"rope_scaling": {**GPT_OSS["rope_scaling"], "beta_slow": -1}}, r"beta_slow is -1.0, not a number above 0"),
+    ],
+)
+def test_yarn_that_would_divide_by_zero_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_config({**GPT_OSS, **changes})
+
+
 def test_a_layer_window_from_the_first_layer_on() -> None:
     """`max_window_layers` 0 is a number of layers like any other, not an absent one."""
     raw = {**QWEN3, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
